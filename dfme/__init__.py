@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dfme.version import __version__
 
 if TYPE_CHECKING:
-    from dfme.compute.modes import evaluating as evaluating
+    from dfme.compute.modules import evaluating as evaluating
     from dfme.config.defences import Facts as Facts
     from dfme.config.values import Count as Count
     from dfme.config.values import Positive as Positive
@@ -59,7 +59,7 @@ _PUBLIC = {
     "TeacherInfo": "dfme.spec",
     "Unanswered": "dfme.errors",
     "UserError": "dfme.errors",
-    "evaluating": "dfme.compute.modes",
+    "evaluating": "dfme.compute.modules",
     "extract": "dfme.run.api",
     "load_student": "dfme.run.student_file",
 }

@@ -16,7 +16,7 @@ from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, TeacherCo
 from dfme.errors import Problem, flag
 from dfme.files import make_folder
 from dfme.run.checks import file_problems, net_problems
-from dfme.run.lock import DirectoryLock
+from dfme.run.directory import DirectoryLock
 from dfme.spec import ImageSpec, Teacher
 from dfme.teachers import KINDS as KINDS
 from dfme.teachers.options import ServeConfig as ServeConfig
@@ -167,7 +167,7 @@ class _Tools:
         return build_teacher(job, None, choose_device(job.config.device), meter)
 
     def images(self, teacher: Teacher, tell: Callable[[str], None], /) -> "ImageSet":
-        from dfme.run.evaluation_images import evaluation_images
+        from dfme.run.scores import evaluation_images
 
         config = self._job.config.evaluation
         names = teacher.info.class_names
@@ -183,7 +183,7 @@ class _Tools:
     @contextmanager
     def meter(self, folder: Path, /) -> "Iterator[Metering]":
         """Each image is asked once, also after a stop, and recorded as ``benign``."""
-        from dfme.compute.deferred import DeferredChecks
+        from dfme.compute.modules import DeferredChecks
         from dfme.run.build import build_oracle, facts_of
         from dfme.run.directory import RunDirectory
         from dfme.teachers.asked_once import AskedOnce

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from dfme.precision import arithmetic
+from dfme.compute.device import arithmetic
 from dfme.spec import LabelMode, Teacher, TeacherInfo
 from dfme.teachers.label_modes import LOGITS, restrict
 from dfme.teachers.local.pytorch import TorchTeacher

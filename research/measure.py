@@ -12,16 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dfme.compute.device import Streams, arithmetic
 from dfme.config.sections import EstimatorConfig, ObjectiveName
 from dfme.estimators.approximate import CHUNK
 from dfme.estimators.base import Objective
-from dfme.estimators.build import make_estimator
-from dfme.estimators.preflight.choose import choose, needs_preflight
+from dfme.estimators.build import make_estimator, needs_preflight
+from dfme.estimators.preflight.choose import choose
 from dfme.estimators.preflight.measure import Channel, run_preflight
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
-from dfme.precision import arithmetic
-from dfme.randomness import Streams
 from dfme.spec import LabelMode
 from dfme.students.losses import make_distance
 from dfme.teachers.local.pytorch import TorchTeacher

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dfme.compute.modes import evaluating
+from dfme.compute.device import tf32
+from dfme.compute.modules import evaluating
 from dfme.methods.configs import DfmeConfig
 from dfme.nets import build_net
 from dfme.nets.generators import Generator
-from dfme.precision import tf32
 from dfme.spec import ImageSpec
 
 STEP = 1e-3

@@ -20,8 +20,7 @@ import numpy as np
 from dfme.config.yaml_files import load_yaml
 from dfme.oracle.ledger_log import read_history
 from dfme.report.metrics import read_metrics
-from dfme.report.run_files import Series
-from dfme.report.summary_file import read_summary
+from dfme.report.run_files import Series, read_summary
 from dfme.run.forecast import GOALS, GROWTH, Law, Start, logit, scores_after_training, start_of
 from dfme.run.recipes import plain_name
 

@@ -21,8 +21,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dfme.compute.deferred import DeferredChecks
-from dfme.compute.device import choose_device, deterministic, device_name
+from dfme.compute.device import (
+    Streams,
+    arithmetic,
+    choose_device,
+    deterministic,
+    device_name,
+    ieee_fp32,
+)
+from dfme.compute.modules import DeferredChecks
 from dfme.config.messages import unknown_choice
 from dfme.config.sections import EstimatorConfig
 from dfme.config.settings import ExtractConfig, Job, TeacherConfig
@@ -31,8 +38,6 @@ from dfme.errors import UserError
 from dfme.methods.base import Method
 from dfme.methods.configs import DfmeConfig
 from dfme.nets import build_net
-from dfme.precision import arithmetic, ieee_fp32
-from dfme.randomness import Streams
 from dfme.report.recorder import Recorder
 from dfme.run import loop, work
 from dfme.run.build import build_oracle

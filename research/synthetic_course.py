@@ -7,9 +7,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from dfme.compute.device import Streams
 from dfme.config.settings import Job
 from dfme.estimators.synthetic import Synthetic
-from dfme.randomness import Streams
 from dfme.report.curves import BLUE, ORANGE, query_axis, save_figure
 from dfme.report.markdown import table as markdown_table
 from dfme.spec import LabelMode

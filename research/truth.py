@@ -11,21 +11,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from dfme.compute.deferred import DeferredChecks
+from dfme.compute.device import Streams, ieee_fp32
+from dfme.compute.modules import DeferredChecks
 from dfme.config.settings import Job
-from dfme.estimators.base import Estimate, Estimator, Objective
-from dfme.estimators.spaces import Squash, carried
+from dfme.estimators.base import Estimate, Estimator, Objective, Squash, carried
 from dfme.methods.base import Method
 from dfme.methods.dfme import Dfme
 from dfme.nets.generators import GeneratorNet
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
-from dfme.precision import ieee_fp32
-from dfme.randomness import Streams
 from dfme.run.components import build_components, build_method, build_nets, open_pool
-from dfme.run.evaluation_images import evaluation_images
 from dfme.run.recipes import with_variants
-from dfme.run.scores import scores
+from dfme.run.scores import evaluation_images, scores
 from dfme.spec import LabelMode
 from dfme.students.losses import Distance
 from dfme.teachers.local.pytorch import TorchTeacher

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dfme.answers.reading import read_answers
-from dfme.compute.deferred import DeferredChecks
+from dfme.compute.modules import DeferredChecks
 from dfme.errors import RunError
 from dfme.spec import Teacher
 from dfme.teachers.label_modes import Wrapper

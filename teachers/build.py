@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfme.compute.modes import defaults_kept
+from dfme.compute.device import has_tf32
+from dfme.compute.modules import defaults_kept
 from dfme.config.defences import parse_defences
 from dfme.config.messages import nearest
 from dfme.config.settings import TeacherConfig
 from dfme.config.values import options_from
 from dfme.data.class_names import require_text
 from dfme.errors import OptionError, UserError, flag
-from dfme.precision import has_tf32
 from dfme.spec import LabelMode, Teacher
 from dfme.teachers import KINDS
 from dfme.teachers.label_modes import Wrapper, restrict

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dfme.answers.reading import NEGATIVE, PartialAnswers, add_up_to, as_tensor
-from dfme.compute.modes import defaults_kept
+from dfme.compute.modules import defaults_kept
 from dfme.config.imports import blaming, find_target
 from dfme.errors import OptionError, Ref, TeacherError, UserError, say
 from dfme.spec import ImageSpec, LabelMode, RequestPolicy, Teacher, TeacherInfo

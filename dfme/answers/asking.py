@@ -18,8 +18,8 @@ from dfme.answers.reading import (
     unanswered,
 )
 from dfme.answers.recover import Recovery, known_map, make_recovery
-from dfme.compute.deferred import DeferredChecks
 from dfme.compute.device import on_accelerator
+from dfme.compute.modules import DeferredChecks
 from dfme.config.sections import AnswersConfig
 from dfme.errors import (
     BudgetExhausted,

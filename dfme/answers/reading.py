@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfme.compute.deferred import DeferredChecks
 from dfme.compute.device import on_accelerator
+from dfme.compute.modules import DeferredChecks
 from dfme.errors import Ref, TeacherError, Text, say
 from dfme.spec import LabelMode
 

@@ -15,11 +15,11 @@ from torch.nn.functional import cross_entropy
 
 from dfme.answers.maps import map_of
 from dfme.answers.reading import cut_to
-from dfme.compute.optimizers import Adam
+from dfme.compute.device import derived_seed
+from dfme.compute.modules import Adam
 from dfme.config.defences import parse_defences, stated
 from dfme.config.sections import AnswersConfig
 from dfme.errors import Ref, UserError, say
-from dfme.randomness import derived_seed
 from dfme.spec import LabelMode
 
 Recovery = Callable[[Tensor], Tensor]

@@ -27,8 +27,7 @@ from dfme.owner_side import KINDS, kind_problems
 from dfme.run import recipes
 from dfme.run.checks import teacher_problems
 from dfme.run.directory import resolve_from_run_start
-from dfme.run.job import is_plain, locate
-from dfme.run.merged_job import merged_job, method_options
+from dfme.run.job import is_plain, locate, merged_job, method_options
 
 RECIPE_ONLY = frozenset(
     {field.name for field in dataclasses.fields(ExtractConfig)} | {"method", "when", *SECTIONS}

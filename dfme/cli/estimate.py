@@ -18,9 +18,9 @@ from dfme.errors import Problem
 from dfme.files import write_text
 from dfme.owner_side import check_teacher
 from dfme.report.console import duration
-from dfme.report.facts import Beside
 from dfme.report.markdown import table
 from dfme.report.metrics import read_metrics
+from dfme.report.run_files import Beside
 from dfme.run.checks import HELD_BACK_EVERY, keeps_answers
 from dfme.run.forecast import MIN_SCORES, CloneEstimate, Level, estimate
 from dfme.run.job import resume_command

@@ -37,7 +37,7 @@ def run(words: Sequence[str]) -> int:
     weights = student / "student.safetensors" if student.is_dir() else student
     arguments.finish(file_problems("student", str(weights)))
     from dfme.report.terminal import aligned
-    from dfme.run.export import export
+    from dfme.run.student_file import export
 
     out = Path(config.out) if config.out else weights.with_suffix(f".{config.format}")
     print(aligned(export(weights, config.format, out).items()))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dfme.answers.reading import unanswered
-from dfme.compute.modes import evaluating
+from dfme.compute.modules import evaluating
 from dfme.config.sections import EstimatorConfig, ObjectiveName
 from dfme.errors import Unserved
 from dfme.estimators.preflight.choose import Finding, choose, explain, flags, warning

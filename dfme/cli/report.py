@@ -6,7 +6,7 @@ from pathlib import Path
 from dfme.audits.audit.options import DATA, OPTIONS
 from dfme.config.messages import printable
 from dfme.errors import RunError, UserError
-from dfme.report.summary_file import read_object
+from dfme.report.run_files import read_object
 
 SUMMARY = "draw the curves and the report of a run again, or the page and the files of an audit"
 
@@ -44,7 +44,7 @@ def run(words: Sequence[str]) -> int:
         raise UserError(
             f"report: {words[0]} is an audit without {DATA} yet; go on with it by audit --resume"
         )
-    from dfme.report import write_report
+    from dfme.report.page import write_report
 
     print(printable(str(write_report(path))))
     return 0

@@ -14,7 +14,7 @@ from dfme.config.settings import EvaluationConfig, ExtractConfig, ScheduleConfig
 from dfme.config.values import CONFIG, Basic, Device, Seed, narrowed
 from dfme.errors import Problem
 from dfme.report.console import balanced_agreement, constant_answer, paid_answers
-from dfme.report.facts import Beside
+from dfme.report.run_files import Beside
 from dfme.report.terminal import aligned
 from dfme.run.checks import (
     answers_problems,

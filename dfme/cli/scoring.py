@@ -14,12 +14,17 @@ from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.report.classified import Training, baselines
 from dfme.report.metrics import read_metrics
-from dfme.report.summary_file import AGREEMENTS, NO_LABELS
+from dfme.report.run_files import AGREEMENTS, NO_LABELS
 from dfme.report.verdict import warnings
 from dfme.run.build import build_teacher
-from dfme.run.evaluation import EvaluationSet, classified, examination_of, under_defences
-from dfme.run.evaluation_images import evaluation_images
-from dfme.run.owners_record import OwnersRecord
+from dfme.run.evaluation import (
+    EvaluationSet,
+    OwnersRecord,
+    classified,
+    examination_of,
+    under_defences,
+)
+from dfme.run.scores import evaluation_images
 from dfme.run.student_file import load_student_of_run
 
 

@@ -24,8 +24,8 @@ TORCHVISION = "dfme.data.torchvision_sets:load"
 # .npz file.
 DATASETS: dict[str, str] = {
     "digits": "dfme.data.digits:load",
-    "shapes": "dfme.data.shapes:load",
-    "letters": "dfme.data.letters:load",
+    "shapes": "dfme.data.drawn:load_shapes",
+    "letters": "dfme.data.drawn:load_letters",
     "mnist": TORCHVISION,
     "fashion_mnist": TORCHVISION,
     "cifar10": TORCHVISION,

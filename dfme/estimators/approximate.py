@@ -9,16 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from dfme.answers.reading import with_answers
-from dfme.compute.modes import evaluating
+from dfme.compute.device import arithmetic, derived_seed, has_tf32
+from dfme.compute.modules import evaluating
 from dfme.config.sections import EstimatorConfig, ObjectiveName
 from dfme.errors import flag
 from dfme.estimators.base import Estimate, Estimator, Objective
-from dfme.estimators.build import make_estimator
+from dfme.estimators.build import default_settings, make_estimator, needs_preflight
 from dfme.estimators.preflight.choose import (
     choose,
-    default_settings,
     explain,
-    needs_preflight,
     warning,
 )
 from dfme.estimators.preflight.diagnostics import (
@@ -29,8 +28,6 @@ from dfme.estimators.preflight.diagnostics import (
 )
 from dfme.estimators.preflight.measure import Channel, run_preflight
 from dfme.nets.generators import GeneratorNet
-from dfme.precision import arithmetic, has_tf32
-from dfme.randomness import derived_seed
 from dfme.spec import ImageSpec, LabelMode
 from dfme.students.losses import Distance, make_distance
 from dfme.students.trainer import Metrics, StudentTrainer

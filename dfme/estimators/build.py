@@ -1,12 +1,43 @@
-"""Build an estimator of d objective / d gen_op from settings: knows every kind and space."""
+"""Build an estimator of d objective / d gen_op from settings: knows every kind and space, and what
+is left to the pre-flight check.
+"""
+
+from dataclasses import replace
 
 from dfme.config.sections import EstimatorConfig
 from dfme.errors import OptionError, Ref, UserError, say
-from dfme.estimators.base import Estimator
+from dfme.estimators.base import SPACES, Estimator, Squash
 from dfme.estimators.differences import FiniteDifference
-from dfme.estimators.spaces import SPACES, Squash
-from dfme.estimators.synthetic import Synthetic
 from dfme.spec import ImageSpec
+
+FINEST_LATTICE = 65_536
+COARSEST_LATTICE = 9
+"""Levels of a lattice that is walked on: beyond it floats will do, and below it a step crosses too
+much.
+"""
+
+
+def needs_preflight(config: EstimatorConfig) -> bool:
+    """True if the settings leave something to the pre-flight check."""
+    return config.kind == "auto" or config.step == "auto"
+
+
+def default_settings(config: EstimatorConfig, spec: ImageSpec) -> EstimatorConfig:
+    """The settings with all chosen that needs no query: of kind auto, the space and the directions.
+
+    8-bit images are walked on as the lattice they are; dct directions, since the parameters of a
+    convolutional generator follow low frequencies best (docs/results/estimators.md has the
+    figures).
+    """
+    if config.kind != "auto":
+        return config
+    lattice = spec.levels is not None and COARSEST_LATTICE <= spec.levels <= FINEST_LATTICE
+    return replace(
+        config,
+        kind="finite_difference",
+        space="lattice" if lattice else "pre_squash",
+        direction="dct",
+    )
 
 
 def make_estimator(
@@ -46,6 +77,8 @@ def make_estimator(
         estimator = SPACES[config.space](inner, squash, spec)
         if config.kind != "synthetic":
             return estimator
+        from dfme.estimators.synthetic import Synthetic
+
         # Outside of the space: it predicts d objective / d u, whatever was perturbed to learn it.
         return Synthetic(estimator, config.every, config.synthetic_lr, squash, spec, seed)
     except UserError as error:  # estimators name their arguments, people know flags

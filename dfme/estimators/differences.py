@@ -3,7 +3,7 @@
     forward   g = (s/m) sum_j (f(u + h v_j) - f(u)) / h * v_j            m + 1 images per point
     central   g = (s/m) sum_j (f(u + h v_j) - f(u - h v_j)) / 2h * v_j     2 m images per point
 
-with s from ``dfme.estimators.directions`` (D on the unit sphere), so that the mean over the
+with s from ``dfme.estimators.base`` (D on the unit sphere), so that the mean over the
 directions is the gradient itself, up to O(h) for forward and O(h^2) for central differences.
 Forward differences on the sphere are DFME's estimator (Truong et al., CVPR 2021, arXiv 2011.14779);
 central ones are the antithetic pairs of evolution strategies (Salimans et al. 2017, arXiv
@@ -29,12 +29,18 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from dfme.compute.deferred import DeferredChecks
+from dfme.compute.device import ieee_fp32
+from dfme.compute.modules import DeferredChecks
 from dfme.config.sections import DirectionName, Form
 from dfme.errors import SeamError, UserError
-from dfme.estimators.base import Estimate, Estimator, ImageFunction, Objective
-from dfme.estimators.directions import DIRECTIONS, PerturbedPoint
-from dfme.precision import ieee_fp32
+from dfme.estimators.base import (
+    DIRECTIONS,
+    Estimate,
+    Estimator,
+    ImageFunction,
+    Objective,
+    PerturbedPoint,
+)
 
 FORMS: dict[Form, int] = {"forward": 1, "central": 2}
 """Images per direction; forward differences need one more at the point itself."""

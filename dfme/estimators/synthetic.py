@@ -14,10 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss, relu
 
-from dfme.compute.optimizers import Adam
-from dfme.compute.state import validate_like
-from dfme.estimators.base import Estimate, Estimator, Objective
-from dfme.estimators.spaces import Squash
+from dfme.compute.modules import Adam, validate_like
+from dfme.estimators.base import Estimate, Estimator, Objective, Squash
 from dfme.spec import ImageSpec
 from dfme.students.optimizers import ScheduledOptimizer
 

@@ -3,11 +3,10 @@
 B images in a batch, C channels, H height, W width, Z latent size, m directions.
 """
 
-from dfme.compute.optimizers import Adam
+from dfme.compute.modules import Adam
 from dfme.estimators.differences import check_upstream
-from dfme.methods.base import Components, Metrics
+from dfme.methods.base import Components, EstimatingMethod, Metrics
 from dfme.methods.configs import DfmeConfig
-from dfme.methods.estimating import EstimatingMethod
 from dfme.students.optimizers import ScheduledOptimizer
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfme.compute.modes import evaluating
+from dfme.compute.modules import evaluating
 from dfme.methods.base import Components
 from dfme.methods.configs import DisguideConfig
 from dfme.methods.generator_losses import (

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from dfme.compute.modes import evaluating
-from dfme.compute.optimizers import Adam
+from dfme.compute.device import derived_seed
+from dfme.compute.modules import Adam, evaluating
 from dfme.methods.base import Components, Method, Metrics
 from dfme.nets.generators import discriminator, gradient_norms
-from dfme.randomness import derived_seed
 from dfme.students.optimizers import ScheduledOptimizer
 
 

@@ -5,15 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfme.compute.optimizers import SGD
-from dfme.compute.state import validate_like
+from dfme.compute.modules import SGD, validate_like
 from dfme.errors import OptionError, Ref, UserError, say
+from dfme.estimators.build import needs_preflight
 from dfme.estimators.differences import check_upstream
-from dfme.estimators.preflight.choose import needs_preflight
 from dfme.estimators.preflight.measure import preflight_images, require_budget
-from dfme.methods.base import Ask, Components, Metrics, in_batches
+from dfme.methods.base import Ask, Components, EstimatingMethod, Metrics, in_batches
 from dfme.methods.configs import MazeConfig
-from dfme.methods.estimating import EstimatingMethod
 from dfme.methods.generator_losses import Discriminator, Wasserstein
 from dfme.queries.pool import ImageSource, by_programs, open_pool
 from dfme.spec import ImageSpec

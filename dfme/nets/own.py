@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dfme.compute.modes import defaults_kept
+from dfme.compute.modules import defaults_kept
 from dfme.config.imports import blaming, name_of
 from dfme.errors import UserError
 from dfme.nets.generators import GeneratorNet

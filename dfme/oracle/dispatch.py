@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dfme.answers.asking import TeacherCall
-from dfme.compute.deferred import DeferredChecks
+from dfme.compute.modules import DeferredChecks
 from dfme.errors import (
     BatchTooLarge,
     BudgetExhausted,
@@ -29,8 +29,7 @@ from dfme.errors import (
 )
 from dfme.oracle.journal import Journal, Record, digest
 from dfme.oracle.ledger import CHARGED, Ledger, Purpose
-from dfme.oracle.left_out import SHOWN, gap_counts, require_classes
-from dfme.oracle.retry import RateLimiter, Retries
+from dfme.oracle.retry import SHOWN, RateLimiter, Retries, gap_counts, require_classes
 from dfme.spec import Teacher
 
 Answered = tuple[int, Tensor]  # where a part begins in its batch, and its answers

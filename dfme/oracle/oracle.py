@@ -10,8 +10,8 @@ from torch import Tensor
 
 from dfme.answers.asking import Reader
 from dfme.answers.reading import top_class, unanswered, unmarked
-from dfme.compute.deferred import DeferredChecks
 from dfme.compute.device import on_accelerator
+from dfme.compute.modules import DeferredChecks
 from dfme.config.sections import AnswersConfig
 from dfme.errors import BudgetExhausted, RunError
 from dfme.oracle.dispatch import Answered, Dispatcher, Part

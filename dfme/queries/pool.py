@@ -11,9 +11,8 @@ from torch import Tensor
 from dfme.data import DATASETS, DRAWN, ImageSet, load_dataset, whole_name
 from dfme.data.images import SMALLEST, fitted
 from dfme.errors import Ref, UserError, say
-from dfme.queries.names import DOWNLOAD, PROCEDURAL, check_pool
-from dfme.queries.programs import ProceduralImages
-from dfme.queries.programs.canvas import within_bounds
+from dfme.queries.drawing import within_bounds
+from dfme.queries.programs import DOWNLOAD, PROCEDURAL, ProceduralImages, check_pool
 from dfme.spec import ImageSpec
 
 

@@ -14,15 +14,13 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from dfme.answers.reading import top_class
-from dfme.compute.device import on_accelerator
-from dfme.compute.modes import evaluating
+from dfme.compute.device import Streams, on_accelerator
+from dfme.compute.modules import evaluating
 from dfme.config.sections import QueriesConfig
 from dfme.nets.generators import DrawImages, GeneratorNet
-from dfme.randomness import Streams
 from dfme.spec import ImageSpec, LabelMode
-from dfme.students.augment import augment
 from dfme.students.losses import log_probabilities
-from dfme.students.replay import Replay
+from dfme.students.replay import Replay, augment
 
 By = Literal["entropy", "margin", "random"]
 

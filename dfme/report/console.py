@@ -13,9 +13,8 @@ from urllib.parse import urlsplit
 
 from dfme.config.messages import printable
 from dfme.report.classified import reached
-from dfme.report.facts import Beside
 from dfme.report.metrics import METRICS
-from dfme.report.summary_file import defended, ended_early, knowledge, without_labels
+from dfme.report.run_files import Beside, defended, ended_early, knowledge, without_labels
 from dfme.report.terminal import Notes, StatusLine, aligned, columns, fitted, wrapped
 
 LINE_SECONDS = 2.0  # between two plain lines at least, ...

@@ -4,19 +4,27 @@ limits.
 
 import base64
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dfme.config.messages import harmless
 from dfme.files import replacing
 from dfme.report.console import balanced_agreement, constant_answer, paid_answers, teacher_name
-from dfme.report.facts import LEVELS, answer, beside_of, disagreements, scored_on
 from dfme.report.metrics import METRICS, Metric, latest_of_callback
-from dfme.report.run_files import RunFiles
-from dfme.report.summary_file import defended, ended_early, knowledge, without_labels
+from dfme.report.run_files import (
+    LEVELS,
+    RunFiles,
+    answer,
+    beside_of,
+    defended,
+    disagreements,
+    ended_early,
+    knowledge,
+    read_run,
+    scored_on,
+    without_labels,
+)
 from dfme.statistics import wilson_interval
 
 PICTURES = {
@@ -38,6 +46,8 @@ def render(template: str, path: Path, contents: Mapping[str, Any]) -> Path:
     """Write the page that a template of ours, by its place in dfme/, makes of the contents; its
     path.
     """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
     environment = Environment(
         autoescape=True,
         undefined=StrictUndefined,
@@ -58,6 +68,24 @@ def _harmless(value: object) -> object:
     """
     # what a macro gives is escaped, and stays so
     return type(value)(harmless(value)) if isinstance(value, str) else value
+
+
+def write_report(run_dir: Path, *, summary: dict[str, Any] | None = None) -> Path:
+    """Draw curve.png, losses.png and samples.png of a run and write its report.html; its path.
+
+    What an unfinished run has not recorded is left out. ``summary``: of a run at its end that has
+    not written it yet. Raises ``UserError`` for a directory without a run and ``RunError`` for
+    damaged files.
+    """
+    run = read_run(run_dir)
+    if summary is not None:
+        run = replace(run, summary=summary)
+    from dfme.report.curves import draw_curve, draw_losses, draw_samples
+
+    draw_curve(run, run_dir / "curve.png")
+    draw_losses(run, run_dir / "losses.png")
+    draw_samples(run, run_dir / "samples.png")
+    return write_page(run, run_dir / "report.html")
 
 
 def write_page(run: RunFiles, path: Path) -> Path:

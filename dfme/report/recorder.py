@@ -56,7 +56,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         self._console = Console(budget, quiet=quiet)
         self.note = self._console.note
         self.follow = self._console.follow
-        self._trackers: list[WandbRun] = []
+        self._trackers = list["WandbRun"]()
         if wandb.mode != "off":
             from dfme.report import wandb_run
 

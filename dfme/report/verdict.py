@@ -20,7 +20,7 @@ from dfme.report.classified import (
     plain,
     top,
 )
-from dfme.report.facts import is_above
+from dfme.report.run_files import is_above
 from dfme.statistics import Z_95, wilson_interval
 
 # Heuristic, but for the numbers of classes.

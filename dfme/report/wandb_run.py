@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from dfme.config.sections import WandbConfig
 from dfme.errors import UserError
 from dfme.files import make_folder, replacing
-from dfme.report.run_files import to_picture
-from dfme.report.summary_file import read_object
+from dfme.report.run_files import read_object, to_picture
 
 SECRET = re.compile("KEY|TOKEN|SECRET|PASS")
 """In the name of a variable whose value is not shown."""

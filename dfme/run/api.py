@@ -1,16 +1,22 @@
 """``dfme.extract``: an extraction from Python, by the same job and the same loop as the command
-line's.
+line's. Errors name an option by the keyword, or the key of a mapping, that sets it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial, wraps
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from dfme.config.imports import name_of
 from dfme.config.layers import Author, Layer, Settings, choose
+from dfme.config.messages import printable, shortened
 from dfme.config.sections import (
     AnswersConfig,
     EstimatorConfig,
@@ -26,23 +32,132 @@ from dfme.config.settings import (
     StudentConfig,
     TeacherConfig,
 )
-from dfme.config.values import options_of
+from dfme.config.values import leaves, options_of
 from dfme.config.yaml_files import load_yaml
-from dfme.errors import OptionError, Problem, UserError
+from dfme.errors import DfmeError, OptionError, Problem, Ref, UserError, as_yaml_key
 from dfme.methods import METHODS, SECTIONS, find_method
 from dfme.run import recipes
 from dfme.run.checks import check
 from dfme.run.directory import images_from_run_start, is_run
-from dfme.run.keywords import speaking_python
-from dfme.run.merged_job import merged_job, method_options
-from dfme.run.python_values import as_mapping, evaluation_of, take_network, with_student
+from dfme.run.job import merged_job, method_options
 from dfme.spec import LabelMode
 
 if TYPE_CHECKING:
+    from dfme.data import ImageSet
     from dfme.methods.base import Method
     from dfme.run.run import Result
 
+
+P = ParamSpec("P")
 T = TypeVar("T")
+
+SPOKEN_AS = {"method.name": "method", "teacher.kind": "teacher"}
+"""Options that one keyword sets, which is not called as their key ends."""
+
+
+def speaking_python(function: Callable[P, T]) -> Callable[P, T]:
+    """The function; its errors name options by its keywords."""
+    keywords = signature(function).parameters
+
+    @wraps(function)
+    def speaking(*args: P.args, **named: P.kwargs) -> T:
+        try:
+            return function(*args, **named)
+        except DfmeError as error:
+            text = error.message.spelled(partial(as_keyword, keywords=keywords))
+            error.args = (shortened(text), *error.args[1:])
+            raise
+
+    return speaking
+
+
+def as_keyword(option: Ref, keywords: Collection[str]) -> str:
+    """``student={"lr": 0.1}``; the key itself where no keyword sets the option."""
+    value = _python_value(option)
+    section, _, name = SPOKEN_AS.get(option.key, option.key).rpartition(".")
+    if section == "teacher" and name in keywords:
+        section = ""
+    section = {"method": "method_options"}.get(section, section)
+    if section in keywords:
+        return f'{section}={{"{name}": {value}}}'
+    if not section and name in keywords:
+        return f"{name}={value}"
+    return as_yaml_key(option)
+
+
+def _python_value(option: Ref) -> str:
+    """The value in Python, or dots where the message names none."""
+    if option.value is None:
+        return "..."
+    if isinstance(option.value, bool):
+        return str(option.value)
+    text = option.value_text
+    if text in ("none", "true", "false"):
+        return text.capitalize()
+    with suppress(ValueError):
+        float(text)
+        return text
+    return json.dumps(text, ensure_ascii=False)
+
+
+def as_mapping(config: object, alone: str = "") -> dict[str, Any]:
+    """A configuration, given as its dataclass or as a mapping, as a mapping; none is an empty one.
+
+    What else can be called is the option ``alone``, if there is one.
+    """
+    if config is None or isinstance(config, Mapping):
+        return dict(config or {})
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        return leaves(config)
+    if not alone or not callable(config):
+        raise UserError(f"expected a configuration or a mapping of options, got {config!r}"[:200])
+    return {alone: config}
+
+
+def take_network(options: dict[str, Any], name: str, key: str) -> dict[str, Any]:
+    """The maker of a network by its key, if the options hold one; its name stays in its place."""
+    maker = options.get(name)
+    if maker is None or isinstance(maker, str) or not callable(maker):
+        return {}
+    options[name] = name_of(maker)
+    return {key: maker}
+
+
+def evaluation_of(evaluation: Any) -> tuple[Mapping[str, Any], ImageSet | None]:
+    """The options of an evaluation, and its images, where images were handed over."""
+    if isinstance(evaluation, str):
+        return {"dataset": evaluation}, None
+    is_mapping = isinstance(evaluation, Mapping)
+    if evaluation is None or dataclasses.is_dataclass(evaluation):
+        return as_mapping(evaluation), None
+    if is_mapping and "images" not in evaluation:
+        return dict(evaluation), None
+    options = dict(evaluation) if is_mapping else {}
+    if "dataset" in options:
+        raise OptionError("evaluation", "expected a dataset or images", got="both")
+    from dfme.data.arrays import handed_over
+
+    images = options.pop("images", evaluation)
+    labels = options.pop("labels", None)
+    if isinstance(evaluation, tuple) and len(evaluation) == 2:
+        images, labels = evaluation
+    data = handed_over(images, labels)
+    return options | {"dataset": data.name}, data
+
+
+def with_student(callback: Callable[..., object]) -> Callable[..., object]:
+    """The callback, given the student too if it takes three values. UserError unless two or
+    three.
+    """
+    with suppress(TypeError, ValueError):
+        form = signature(callback)
+        required = [name for name, value in form.parameters.items() if value.default is value.empty]
+        count = 3 if "student" in form.parameters or len(required) > 2 else 2
+        form.bind(*range(count))
+        return lambda *values: callback(*values[:count])
+    expected = "a function of (queries, metrics) or of (queries, metrics, student)"
+    raise UserError(printable(f"callback: expected {expected}, got {callback!r:.80}"))
+
 
 # Of a resumed run, where they are not given again.
 KEPT_ON_RESUME = (

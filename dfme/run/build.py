@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from dfme.answers.asking import Reader
-from dfme.compute.deferred import DeferredChecks
-from dfme.compute.device import choose_device, deterministic, device_name, within_memory
-from dfme.compute.state import validate_like
+from dfme.compute.device import Streams, choose_device, deterministic, device_name, within_memory
+from dfme.compute.modules import DeferredChecks, validate_like
 from dfme.config.defences import parse_defences
 from dfme.config.messages import printable
 from dfme.config.settings import Job
@@ -25,37 +24,33 @@ from dfme.files import make_folder, remove, write_text
 from dfme.oracle.journal import Journal, RecordPosition
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
-from dfme.randomness import Streams
 from dfme.report.console import Console, header
 from dfme.report.recorder import Recorder
-from dfme.run.checkpoint import explain_load_errors
+from dfme.run.checkpoint import explain_load_errors, naming_the_rate
 from dfme.run.components import build_components, build_method, with_recorded_net
 from dfme.run.directory import RunDirectory
-from dfme.run.divergence import naming_the_rate
-from dfme.run.evaluation import examination_of
-from dfme.run.evaluation_images import shape_of
-from dfme.run.goal import goal_of
-from dfme.run.images_on_record import digests_of, settle_images
-from dfme.run.interrupt import Interrupt
+from dfme.run.evaluation import OwnersRecord, examination_of
 from dfme.run.job import document, resume_command
-from dfme.run.loop import Progress
+from dfme.run.loop import Interrupt, Progress, goal_of
 from dfme.run.opening import (
     OpenRecord,
     changed_source,
+    digests_of,
     finished_result,
     open_directory,
     recipe,
     require_same_images,
     require_same_run,
+    settle_images,
     take_up_threads,
     tell_finished,
     with_advice,
 )
-from dfme.run.owners_record import OwnersRecord
 from dfme.run.parts import build_parts, require_room, sized
 from dfme.run.run import Result, Run
-from dfme.run.threads import take_threads
+from dfme.run.scores import shape_of
 from dfme.run.timing import rehearse, within_minutes
+from dfme.run.work import take_threads
 from dfme.spec import LabelMode, Teacher
 from dfme.teachers import KINDS
 from dfme.teachers.build import make_teacher

@@ -15,9 +15,9 @@ from dfme.data import check_dataset
 from dfme.errors import Problem, Ref, Text, UserError, say
 from dfme.methods import METHODS, entry_of
 from dfme.nets import check_net, find_net, is_own
-from dfme.queries.names import check_pool, check_programs
+from dfme.queries.programs import check_pool, check_programs
 from dfme.run.directory import holds_something, is_run
-from dfme.run.idle_options import POOLS, idle_problems
+from dfme.run.job import POOLS, idle_problems
 
 HELD_BACK_EVERY = 20  # of so many paid batches one is held back from training, to score students on
 

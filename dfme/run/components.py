@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dfme.compute.deferred import DeferredChecks
-from dfme.compute.device import on_accelerator
+from dfme.compute.device import Streams, derived_seed, on_accelerator
+from dfme.compute.modules import DeferredChecks
 from dfme.config.imports import find_target
 from dfme.config.settings import ExtractConfig, Job
 from dfme.errors import OptionError, Ref, UserError, say
-from dfme.estimators.preflight.choose import needs_preflight
+from dfme.estimators.build import needs_preflight
 from dfme.methods import METHODS, entry_of
 from dfme.methods.base import Components, Method
 from dfme.nets import auto_net, build_net, find_net
@@ -23,7 +23,6 @@ from dfme.oracle.oracle import Oracle
 from dfme.queries.pool import ImageSource
 from dfme.queries.programs import ProceduralImages
 from dfme.queries.sampler import Evolution, QuerySampler
-from dfme.randomness import Streams, derived_seed
 from dfme.run.checks import keeps_answers, students_of
 from dfme.spec import ImageSpec, LabelMode
 from dfme.students.losses import make_distance

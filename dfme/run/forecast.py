@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from dfme.config.settings import Job, StudentConfig
-from dfme.report.facts import Beside, is_above
 from dfme.report.metrics import MetricRecord
-from dfme.report.run_files import Series
+from dfme.report.run_files import Beside, Series, is_above
 from dfme.run.recipes import with_variants
 from dfme.spec import LabelMode
 from dfme.version import __version__

@@ -1,21 +1,176 @@
-"""The run itself, flat and in order: spend, check, evaluate, log, keep, stop."""
+"""The run itself, flat and in order: spend, check, evaluate, log, keep, stop.
 
+It ends with its budget, at an agreement on held-back queries (``Goal``), or by a signal
+(``Interrupt``): the step in progress ends, the run is kept, and then it stops.
+"""
+
+from __future__ import annotations
+
+import contextlib
 import math
+import os
+import signal
+import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, Self
 
-from dfme.compute.deferred import DeferredChecks
+import torch
+from torch import Tensor, nn
+
+from dfme.answers.reading import top_class
+from dfme.compute.modules import DeferredChecks
+from dfme.config.settings import ExtractConfig
 from dfme.errors import BudgetExhausted, DfmeError
 from dfme.methods.base import Method, Metrics
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.report.recorder import Recorder
-from dfme.run.divergence import DivergedError
-from dfme.run.evaluation import EvaluationSet, Examination, score_all
-from dfme.run.goal import Goal
+from dfme.run.checkpoint import DivergedError
+from dfme.run.evaluation import EvaluationSet, Examination, HoldOut, score_all
 from dfme.run.work import Work
+from dfme.statistics import wilson_interval
 from dfme.students.trainer import StudentTrainer
+
+GRACE = (
+    10.0  # seconds until a second signal comes by itself: a step of a large network takes minutes
+)
+ACKNOWLEDGED = b"\nstopping after the step in progress (once more: at once)\n"
+BEFORE = b"\nstopped before the first step\n"
+
+
+class Interrupt:
+    """Within the context, the first signal only sets ``requested``; a second one interrupts at
+    once.
+
+    While ``starting`` the first one does, once no request is on its way (``asking``): there is no
+    step to wait for, and what was answered is on file. To one that began so, the second comes by
+    itself after ``GRACE``. ``announce``: say so on stderr. Outside the main thread, where Python
+    allows no handlers, it is never requested.
+    """
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self, announce: bool = False, starting: bool = False) -> None:
+        self._announce = announce
+        self.starting = self._insists = starting
+        self.asking: Callable[[], bool] = lambda: False
+        self._requested = False
+        self._over = threading.Event()
+        self._previous: dict[signal.Signals, object] = {}
+
+    def requested(self) -> bool:
+        return self._requested
+
+    def heed(self) -> None:
+        """Raise KeyboardInterrupt if a signal came while starting; called between requests."""
+        if self.starting and self._requested:
+            raise KeyboardInterrupt
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._previous = {
+                number: signal.signal(number, self._receive) for number in self.SIGNALS
+            }
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        self._previous = {}
+        self._over.set()
+
+    def _insist(self) -> None:
+        """Send the second signal, once no request is on its way, unless all is over before."""
+        if not self._over.wait(GRACE):
+            while self.asking() and not self._over.wait(0.05):
+                pass
+            if not self._over.is_set():
+                os.kill(os.getpid(), signal.SIGINT)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        at_once = self.starting and not self.asking()
+        # past Python's buffers, which this handler may have interrupted
+        if self._announce and not self._requested:
+            with contextlib.suppress(OSError, ValueError):
+                os.write(sys.stderr.fileno(), BEFORE if at_once else ACKNOWLEDGED)
+        if self._requested or at_once:
+            raise KeyboardInterrupt
+        self._requested = True
+        if self._insists:
+            threading.Thread(target=self._insist, daemon=True).start()
+
+
+class Goal:
+    """Agreement on held-back queries, which are paid for and never trained on.
+
+    It is reached when an evaluation finds it below the 95% interval of the agreement (Wilson's),
+    while a student that names one class for everything would not reach it. ``latest``: what that
+    found. ``own``: the images are held back for this goal alone, so they are part of its state.
+    """
+
+    def __init__(self, share: float, held: HoldOut, own: bool) -> None:
+        self.share = share
+        self.held = held
+        self._own = own
+        self.latest = {
+            "agreement": 0.0,
+            "at_least": 0.0,
+            "one_class": 1.0,
+            "images": 0,
+        }
+
+    @property
+    def reached(self) -> bool:
+        return self.latest["at_least"] >= self.share > self.latest["one_class"]
+
+    def look(self, student: nn.Module, scored: Mapping[str, Any]) -> dict[str, float]:
+        """Metrics of the student; empty without held-back images. ``scored``: on the evaluation
+        images.
+        """
+        score = (self.held.score(student) if self._own else scored).get("agreement")
+        images = len(self.held)
+        if score is None:
+            return {}
+        assert self.held.answers is not None
+        one_class = torch.bincount(top_class(self.held.answers)).max().item() / images
+        at_least = wilson_interval(score, images)[0]
+        self.latest = {
+            "agreement": score,
+            "at_least": at_least,
+            "one_class": one_class,
+            "images": images,
+        }
+        return {"held_back_agreement": score}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"latest": self.latest, "held": self.held.state_dict() if self._own else None}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.latest = state["latest"]
+        if self._own:
+            self.held.load_state_dict(state["held"])
+
+
+def goal_of(
+    config: ExtractConfig,
+    examination: EvaluationSet | HoldOut,
+    oracle: Oracle,
+    device: torch.device,
+) -> tuple[Goal | None, Callable[[Tensor, Tensor], bool] | None]:
+    """The agreement that ends the run, if one does, and what takes paid batches out of training."""
+    held_back = examination if isinstance(examination, HoldOut) else None
+    goal = None
+    if config.until_agreement is not None:
+        held_back = (
+            HoldOut(oracle.label_mode, oracle.spec, device) if held_back is None else held_back
+        )
+        goal = Goal(config.until_agreement, held_back, own=held_back is not examination)
+    return goal, None if held_back is None else held_back.hold_out
+
 
 LOG_SECONDS = (
     0.5  # least time between two logged training steps; reading metrics makes an accelerator wait

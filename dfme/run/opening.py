@@ -1,7 +1,8 @@
 """Opening the directory of a run: a new one, a finished one, or one to resume, and the checks of
-that one.
+that one. Images that it takes from files may move until then, not change: digests are on record.
 """
 
+import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from dfme.errors import (
     Misfit,
     Misread,
     OptionError,
+    Ref,
     RunError,
     TeacherError,
     Text,
@@ -25,21 +27,83 @@ from dfme.errors import (
     flag,
     say,
 )
+from dfme.files import write_text
 from dfme.nets import find_net
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.ledger_log import read_history, require_same_teacher
 from dfme.oracle.oracle import Oracle
+from dfme.queries.programs import PROCEDURAL
 from dfme.report.console import Console
-from dfme.report.summary_file import read_summary
+from dfme.report.run_files import read_object, read_summary
 from dfme.run.checkpoint import load_checkpoint
 from dfme.run.components import open_pool
 from dfme.run.directory import RunDirectory
-from dfme.run.evaluation_images import chosen_images
-from dfme.run.images_on_record import digests_of, may_have_moved, require_recorded
-from dfme.run.job import differing_keys, document
+from dfme.run.job import POOLS, differing_keys, document
 from dfme.run.run import Result, Run
+from dfme.run.scores import chosen_images
 from dfme.run.student_file import load_student
 from dfme.spec import ImageSpec
+
+DIGESTS = "data.json"
+
+ROOTS = {"evaluation.dataset": ("evaluation.root",)} | {
+    f"method.{pool}": ("method.root",) for pool in POOLS
+}
+"""Keys that name images, with the keys that say where those of torchvision lie."""
+
+
+def digests_of(job: Job, data: ImageSet | None, pool: object) -> dict[str, str]:
+    """SHA-256 of the images on which students are scored, and of the pool, by the keys that name
+    them.
+    """
+    digests = {} if data is None else {"evaluation.dataset": data.digest}
+    for name in POOLS:
+        named = getattr(job.method_config, name, None)
+        digest = getattr(pool, "digest", "")
+        if named not in (None, PROCEDURAL) and digest:
+            digests[f"method.{name}"] = digest
+    return digests
+
+
+def digests_on_record(run_dir: Path) -> dict[str, str]:
+    """The digests that a run wrote down when it began; none of a run from before they were."""
+    held = read_object(run_dir / DIGESTS)
+    return {key: text for key, text in held.items() if key in ROOTS and isinstance(text, str)}
+
+
+def may_have_moved(run_dir: Path) -> set[str]:
+    """Keys whose values may differ, since what they name is held to its digest."""
+    recorded = digests_on_record(run_dir)
+    return {name for key in recorded for name in (key, *ROOTS[key])}
+
+
+def require_recorded(run_dir: Path, now: Mapping[str, str], option: str = "resume") -> None:
+    """UserError about this option where images are not those on record; none on record may
+    be any.
+    """
+    differing = [
+        f"{key}: images of sha256 {digest[:12]} (now {now[key][:12] if key in now else 'none'})"
+        for key, digest in digests_on_record(run_dir).items()
+        if now.get(key) != digest
+    ]
+    if differing:
+        raise UserError(
+            say(
+                "this run was started with other values of {}; name the images of then, wherever "
+                "they lie now, or start a new run in another {out}",
+                ", ".join(differing),
+            ),
+            about=Ref(option),
+        )
+
+
+def settle_images(run_dir: Path, now: Mapping[str, str]) -> None:
+    """Hold the images to those on record, and put on record what is not. UserError where they are
+    others.
+    """
+    require_recorded(run_dir, now)
+    if digests_on_record(run_dir) != dict(now):
+        write_text(run_dir / DIGESTS, json.dumps(dict(now), indent=2) + "\n")
 
 
 @dataclass(frozen=True)

@@ -10,20 +10,19 @@ import torch
 from rich.filesize import decimal as size_of
 
 from dfme.answers.asking import Reader
+from dfme.compute.device import has_fast_bf16
 from dfme.config.sections import EstimatorConfig
 from dfme.config.settings import Job
 from dfme.data import ImageSet
 from dfme.errors import OptionError, Ref, UserError, flag, say
 from dfme.estimators.approximate import CHUNK
-from dfme.estimators.build import make_estimator
-from dfme.estimators.preflight.choose import default_settings, needs_preflight
+from dfme.estimators.build import default_settings, make_estimator, needs_preflight
 from dfme.estimators.preflight.measure import preflight_images, require_budget
 from dfme.methods import METHODS, entry_of
-from dfme.precision import has_fast_bf16
 from dfme.queries.pool import ImageSource
 from dfme.run.components import Nets, build_nets, build_replay, open_pool
-from dfme.run.evaluation_images import evaluation_images
 from dfme.run.recipes import unfit, with_variants
+from dfme.run.scores import evaluation_images
 from dfme.spec import ImageSpec, Teacher
 from dfme.students.losses import make_distance
 

@@ -30,9 +30,8 @@ from dfme.run.parts import (
 )
 from dfme.run.recipes import with_variants
 from dfme.run.scores import evaluation_batch
-from dfme.run.threads import take_threads
 from dfme.run.timing import method_of, rehearse, within_minutes
-from dfme.run.work import Work
+from dfme.run.work import Work, take_threads
 from dfme.spec import Teacher
 
 WIDTH = 80  # columns of the table

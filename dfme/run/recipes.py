@@ -15,10 +15,9 @@ from dfme.config.values import flatten, from_mapping, leaves
 from dfme.config.yaml_files import load_yaml
 from dfme.errors import UserError, flag
 from dfme.methods import METHODS, SECTIONS, entry_of
-from dfme.queries.names import DOMAINS
+from dfme.queries.programs import DOMAINS
 from dfme.run.checks import method_problems
-from dfme.run.idle_options import idle_problems
-from dfme.run.job import PACKAGE, plain
+from dfme.run.job import PACKAGE, idle_problems, plain
 from dfme.spec import LabelMode, Shape
 
 Content = dict[str, Any]  # a recipe as its file gives it, section by section

@@ -10,26 +10,36 @@ import torch
 
 from dfme.answers.asking import Reader
 from dfme.answers.reading import top_class
-from dfme.compute.device import choose_device, device_name, within_memory
-from dfme.compute.state import validate_like
+from dfme.compute.device import (
+    Streams,
+    choose_device,
+    derived_seed,
+    device_name,
+    has_fast_bf16,
+    within_memory,
+)
+from dfme.compute.modules import validate_like
 from dfme.config.sections import AnswersConfig
 from dfme.config.settings import ExtractConfig, StudentConfig
 from dfme.config.values import from_mapping
 from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.errors import Ref, UserError, flag, say
 from dfme.oracle.ledger import Ledger
-from dfme.precision import has_fast_bf16
-from dfme.randomness import Streams, derived_seed
 from dfme.report.classified import Training, baselines
 from dfme.report.classified import paid_answers as paid_answers_of
 from dfme.report.console import agreement_line
 from dfme.report.metrics import MetricRecord
-from dfme.report.summary_file import read_summary
+from dfme.report.run_files import read_summary
 from dfme.report.verdict import warnings
-from dfme.run.checkpoint import PAID_AT_ONCE, explain_load_errors, load_checkpoint, require_paid
+from dfme.run.checkpoint import (
+    PAID_AT_ONCE,
+    explain_load_errors,
+    load_checkpoint,
+    naming_the_rate,
+    require_paid,
+)
 from dfme.run.components import build_students, build_trainer
 from dfme.run.directory import RunDirectory
-from dfme.run.divergence import naming_the_rate
 from dfme.run.evaluation import (
     EvaluationSet,
     HoldOut,
@@ -38,11 +48,11 @@ from dfme.run.evaluation import (
     examination_of,
     score_all,
 )
-from dfme.run.evaluation_images import evaluation_images
-from dfme.run.images_on_record import digests_on_record, require_recorded
 from dfme.run.job import plain
 from dfme.run.loop import numbers
+from dfme.run.opening import digests_on_record, require_recorded
 from dfme.run.run import ACCOUNTS
+from dfme.run.scores import evaluation_images
 from dfme.run.student_file import save_student, student_facts
 from dfme.spec import ImageSpec, LabelMode
 from dfme.students.optimizers import Schedule

@@ -9,37 +9,33 @@ from typing import Any
 import torch
 from torch import nn
 
-from dfme.compute.deferred import DeferredChecks
-from dfme.compute.device import device_name
-from dfme.compute.modes import evaluating
-from dfme.compute.state import validate_like
+from dfme.compute.device import Streams, device_name
+from dfme.compute.modules import DeferredChecks, evaluating, validate_like
 from dfme.config.settings import Job
 from dfme.errors import BudgetExhausted, flag, say
 from dfme.methods.base import Method
 from dfme.oracle.ledger_log import audit
-from dfme.oracle.left_out import left_out_warnings, require_classes
 from dfme.oracle.oracle import Oracle
-from dfme.randomness import Streams
-from dfme.report import verdict, write_report
+from dfme.oracle.retry import left_out_warnings, require_classes
+from dfme.report import verdict
 from dfme.report.classified import Classified, Training, baselines, histogram, paid_answers
 from dfme.report.metrics import MetricRecord, latest_of_callback, read_metrics
+from dfme.report.page import write_report
 from dfme.report.recorder import Recorder
 from dfme.run import loop
-from dfme.run.checkpoint import PAID_AT_ONCE, require_paid, save_checkpoint
+from dfme.run.checkpoint import PAID_AT_ONCE, require_finite, require_paid, save_checkpoint
 from dfme.run.directory import RunDirectory
-from dfme.run.divergence import require_finite
 from dfme.run.evaluation import (
     EvaluationSet,
     HoldOut,
+    OwnersRecord,
     classified,
     evaluated,
     score_all,
     under_defences,
 )
-from dfme.run.goal import Goal
-from dfme.run.interrupt import Interrupt
 from dfme.run.job import config_hash
-from dfme.run.owners_record import OwnersRecord
+from dfme.run.loop import Goal, Interrupt
 from dfme.run.scores import compare, scores
 from dfme.run.student_file import save_student
 from dfme.run.work import Rehearsed, Work

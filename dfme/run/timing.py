@@ -14,18 +14,17 @@ from torch import Tensor
 
 from dfme.answers.asking import Reader
 from dfme.answers.reading import cut_to
-from dfme.compute.deferred import DeferredChecks
-from dfme.compute.device import choose_device
+from dfme.compute.device import Streams, choose_device
+from dfme.compute.modules import DeferredChecks
 from dfme.config.settings import Job
 from dfme.data import ImageSet
 from dfme.errors import OptionError, Ref, UserError, say
 from dfme.methods.base import Method
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
-from dfme.queries.sketch import Sketch, sketching
-from dfme.randomness import Streams
+from dfme.queries.programs import Sketch, sketching
+from dfme.run.checkpoint import DivergedError, naming_the_rate
 from dfme.run.components import build_components, build_method
-from dfme.run.divergence import DivergedError, naming_the_rate
 from dfme.run.parts import RunParts, build_parts, with_placeholder_step
 from dfme.run.scores import evaluation_batch, scores
 from dfme.run.work import Rehearsed, Work

@@ -12,8 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from dfme.compute.optimizers import SGD, Adam
-from dfme.compute.state import validate_like
+from dfme.compute.modules import SGD, Adam, validate_like
 from dfme.config.settings import ScheduleConfig, StudentConfig
 
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from dfme.config.settings import ExtractConfig
-from dfme.students.augment import augment
 from dfme.students.ensemble import Ensemble, Vote
 from dfme.students.losses import Distance
 from dfme.students.optimizers import (
@@ -23,7 +22,7 @@ from dfme.students.optimizers import (
     make_optimizer,
     weight_decay,
 )
-from dfme.students.replay import Replay
+from dfme.students.replay import Replay, augment
 
 
 class MovingAverage(AveragedModel):

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from dfme.compute.device import arithmetic
 from dfme.config.imports import blaming
 from dfme.config.settings import TeacherConfig
 from dfme.errors import OptionError, UserError, flag
-from dfme.precision import arithmetic
 from dfme.spec import ImageSpec, TeacherInfo
 from dfme.teachers.label_modes import as_classes
 from dfme.teachers.local.answer_forms import (

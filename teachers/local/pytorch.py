@@ -9,12 +9,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from dfme.compute.device import arithmetic
 from dfme.config.settings import TeacherConfig
 from dfme.errors import OptionError, UserError, flag, say
 from dfme.nets import RESNETS, builder, check_net
 from dfme.nets.files import Guess, differences, infer_net, on_meta_device
 from dfme.nets.torchvision_nets import TRANSFORMING, current_names
-from dfme.precision import arithmetic
 from dfme.spec import ImageSpec, Shape, TeacherInfo
 from dfme.teachers.label_modes import LOGITS, as_classes
 from dfme.teachers.local.checks import agreed, agreed_classes, flagged_scale

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from dfme.answers.reading import read_answers
-from dfme.compute.deferred import DeferredChecks
-from dfme.compute.state import validate_like
+from dfme.compute.modules import DeferredChecks, validate_like
 from dfme.data import load_dataset
 from dfme.errors import DfmeError, UserError
 from dfme.spec import Teacher

@@ -12,7 +12,7 @@ from toys import LinearTeacher, make_method, make_parts
 from dfme.answers.asking import SHIFTS, Reader
 from dfme.answers.reading import decimals, read_answers, rounded_to, what_to_do
 from dfme.answers.recover import TOLERANCE, Table, drawn, known_map, make_recovery
-from dfme.compute.deferred import DeferredChecks
+from dfme.compute.modules import DeferredChecks
 from dfme.config.sections import AnswersConfig
 from dfme.config.settings import TeacherConfig
 from dfme.errors import BudgetExhausted, TeacherError

@@ -19,7 +19,7 @@ from dfme.config import defences as options
 from dfme.config.defence_options import DefenceOptions
 from dfme.config.settings import TeacherConfig
 from dfme.data import load_dataset
-from dfme.queries.programs import leaves
+from dfme.queries import drawing
 from dfme.spec import ImageSpec
 from dfme.teachers.build import make_teacher
 
@@ -52,7 +52,7 @@ def answers() -> Tensor:
     )
     spec = ImageSpec((1, 8, 8))
     test = load_dataset("digits", "test").images
-    images = torch.cat([test, leaves.draw(1000, spec, torch.Generator().manual_seed(0))])
+    images = torch.cat([test, drawing.draw_leaves(1000, spec, torch.Generator().manual_seed(0))])
     ties = [row(*([0.1] * 10)), row(0, 0, 0.5, 0, 0, 0.5, *[0.0] * 4), row(*[0.0] * 9, 1.0)]
     return torch.cat([dirichlet(2_000), teacher(images).double().softmax(-1), *ties])
 

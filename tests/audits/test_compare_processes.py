@@ -15,8 +15,8 @@ import pytest
 
 from dfme.audits.compare.engines import pool as processes
 from dfme.audits.compare.engines.pool import WorkerPool, last_line, threads_each
+from dfme.run.directory import DirectoryLock
 from dfme.run.job import PROJECT
-from dfme.run.lock import DirectoryLock
 
 pytestmark = pytest.mark.integration
 

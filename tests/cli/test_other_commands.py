@@ -12,7 +12,7 @@ from command_line import one_line, run
 
 from dfme.config.settings import TeacherConfig
 from dfme.nets import build_net
-from dfme.run import export as exporting
+from dfme.run import student_file as student_file_module
 from dfme.run.student_file import load_student, save_student
 from dfme.spec import ImageSpec
 from dfme.teachers.build import make_teacher
@@ -190,12 +190,14 @@ def test_a_program_that_answers_otherwise_is_not_written(
     from dfme.errors import DfmeError
 
     other = build_net("cnn_small", (1, 8, 8), 7).eval()
-    write = exporting._program
-    monkeypatch.setattr(exporting, "_program", lambda net, *rest: write(_like(other, net), *rest))
+    write = student_file_module._program
+    monkeypatch.setattr(
+        student_file_module, "_program", lambda net, *rest: write(_like(other, net), *rest)
+    )
     with pytest.raises(
         DfmeError, match=r"the scores differ from the student's by up to .*; not written"
     ):
-        exporting.export(weights, "pt2", weights.with_name("x.pt2"))
+        student_file_module.export(weights, "pt2", weights.with_name("x.pt2"))
     assert not weights.with_name("x.pt2").exists()
 
 
@@ -214,7 +216,7 @@ def test_a_missing_package_is_named(
             raise ModuleNotFoundError(name)
         return imported(name, package)
 
-    monkeypatch.setattr(exporting.importlib, "import_module", without)
+    monkeypatch.setattr(student_file_module.importlib, "import_module", without)
     assert run(f"export --student {weights}") == 2
     assert "--format onnx: needs the package onnxscript; pip install onnx onnxscript" in one_line(
         capsys

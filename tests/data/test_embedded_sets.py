@@ -19,15 +19,12 @@ from dfme.data import (
     ImageSet,
     check_dataset,
     has_train_part,
-    letters,
     load_dataset,
-    shapes,
 )
-from dfme.data.drawn import DrawnConfig, draw
-from dfme.data.letters import HALF_LINES, LINES
-from dfme.data.shapes import OUTLINES
+from dfme.data import drawn as drawn_module
+from dfme.data.drawn import HALF_LINES, LINES, OUTLINES, DrawnConfig, draw
 from dfme.queries.pool import open_pool
-from dfme.run.evaluation_images import evaluation_images
+from dfme.run.scores import evaluation_images
 from dfme.spec import ImageSpec
 
 
@@ -70,7 +67,7 @@ def test_names_are_checked_without_torch() -> None:
     code = (
         "import sys; from dfme.data import check_dataset; from dfme.nets import auto_net, "
         "check_net\nfrom "
-        "dfme.queries.names import check_pool, check_programs\ncheck_dataset('digits'); "
+        "dfme.queries.programs import check_pool, check_programs\ncheck_dataset('digits'); "
         "check_dataset('cifar10')\ncheck_programs(['leaves']); check_pool('digits'); "
         "check_pool('procedural'); check_pool('.')\nauto_net((3, 32, 32)); "
         "check_net('resnet34_8x')\nfor "
@@ -126,8 +123,10 @@ def test_outlines_have_the_area_of_geometry(name: str, area: float) -> None:
 
 def drawn(name: str, **settings: Any) -> ImageSet:
     if name == "shapes":
-        return draw(DrawnConfig(name, **settings), tuple(OUTLINES), shapes._inside)
-    return draw(DrawnConfig(name, rotation=15.0, **settings), tuple(LINES), letters._inside)
+        return draw(DrawnConfig(name, **settings), tuple(OUTLINES), drawn_module._in_shapes)
+    return draw(
+        DrawnConfig(name, rotation=15.0, **settings), tuple(LINES), drawn_module._in_letters
+    )
 
 
 @pytest.mark.parametrize(("name", "classes"), [("shapes", 10), ("letters", 26)])
@@ -192,7 +191,7 @@ def test_shapes_that_cannot_be_are_refused(shape: tuple[int, int, int]) -> None:
 
 def test_drawn_letters_have_the_holes_of_the_alphabet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        letters, "HALF_LINES", (0.08, HALF_LINES[0])
+        drawn_module, "HALF_LINES", (0.08, HALF_LINES[0])
     )  # thick ones may close the top of an A
     data = drawn("letters", shape=(1, 64, 64), count=26, contrast=1, noise=0, seed=3)
     assert data.class_names == tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")

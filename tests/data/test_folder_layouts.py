@@ -10,8 +10,8 @@ import pytest
 from refusals import refusal
 
 from dfme.data import ImageSet, check_dataset, has_train_part, load_dataset
-from dfme.queries.names import check_pool
 from dfme.queries.pool import open_pool
+from dfme.queries.programs import check_pool
 from dfme.spec import ImageSpec
 
 Image = pytest.importorskip("PIL.Image")

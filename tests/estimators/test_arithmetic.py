@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 from toys import LinearTeacher, make_method, make_parts
 
-from dfme import precision
+from dfme.compute import device as device_module
 from dfme.estimators import approximate
 from dfme.estimators.base import Objective
 from dfme.nets import build_net
@@ -102,6 +102,6 @@ def test_a_gpus_own_tf32() -> None:
         ).differences_BM.flatten()
 
     exact = differences("ieee")
-    with precision.tf32():
+    with device_module.tf32():
         torch.testing.assert_close(differences("ieee"), exact, rtol=1e-3, atol=1e-6)
     assert cosine_similarity(exact, differences("tf32"), dim=0) < 0.5

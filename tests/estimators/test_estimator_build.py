@@ -14,10 +14,9 @@ from toys import Linear, OverImages, Toy, agreement, composed, featured, point, 
 from dfme.config.sections import EstimatorConfig
 from dfme.errors import UserError
 from dfme.estimators import FiniteDifference
+from dfme.estimators.base import DIRECTIONS, SPACES
 from dfme.estimators.build import make_estimator
 from dfme.estimators.differences import FORMS
-from dfme.estimators.directions import DIRECTIONS
-from dfme.estimators.spaces import SPACES
 from dfme.spec import ImageSpec
 
 every_form = pytest.mark.parametrize("form", list(FORMS))

@@ -12,9 +12,8 @@ from toys import Linear, Toy, agreement, point, rng
 
 from dfme.errors import UserError
 from dfme.estimators import FiniteDifference
-from dfme.estimators.base import Objective
+from dfme.estimators.base import DIRECTIONS, Objective, PerturbedPoint, low_frequencies
 from dfme.estimators.differences import FORMS
-from dfme.estimators.directions import DIRECTIONS, PerturbedPoint, low_frequencies
 
 every_form = pytest.mark.parametrize("form", list(FORMS))
 every_direction = pytest.mark.parametrize("direction", list(DIRECTIONS))

@@ -12,8 +12,8 @@ from torch import Tensor
 from dfme.answers.reading import decimals
 from dfme.config.sections import EstimatorConfig
 from dfme.errors import UserError
-from dfme.estimators.build import make_estimator
-from dfme.estimators.preflight.choose import choose, explain, flags, needs_preflight, warning
+from dfme.estimators.build import make_estimator, needs_preflight
+from dfme.estimators.preflight.choose import choose, explain, flags, warning
 from dfme.estimators.preflight.diagnostics import Resolution, difference_snr, probe_alignment
 from dfme.estimators.preflight.measure import preflight_images
 from dfme.nets.generators import Generator

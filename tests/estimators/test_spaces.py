@@ -12,10 +12,9 @@ from toys import Linear, OverImages, agreement, composed, featured, of_answers, 
 
 from dfme.config.sections import EstimatorConfig
 from dfme.estimators import FiniteDifference
-from dfme.estimators.base import Estimate, Objective
+from dfme.estimators.base import AfterSquash, BeforeSquash, Estimate, Objective, carried
 from dfme.estimators.build import make_estimator
 from dfme.estimators.differences import FORMS
-from dfme.estimators.spaces import AfterSquash, BeforeSquash, carried
 from dfme.spec import ImageSpec
 
 WITHIN_TANH = ImageSpec((1, 4, 4), (-1.0, 1.0))

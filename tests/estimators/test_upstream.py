@@ -7,7 +7,7 @@ import torch
 from damage import refused
 from torch import Tensor
 
-from dfme.compute.deferred import DeferredChecks
+from dfme.compute.modules import DeferredChecks
 from dfme.errors import DfmeError, SeamError
 from dfme.estimators.differences import check_upstream
 

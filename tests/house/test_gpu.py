@@ -12,7 +12,7 @@ from dfme.errors import TeacherError
 from dfme.methods import METHODS
 from dfme.methods.base import Ask
 from dfme.queries import sampler
-from dfme.queries.names import PROGRAMS
+from dfme.queries.programs import PROGRAMS
 from dfme.spec import ImageSpec
 
 pytestmark = pytest.mark.gpu

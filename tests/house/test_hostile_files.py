@@ -20,7 +20,7 @@ from dfme.data import load_dataset
 from dfme.errors import RunError, UserError
 from dfme.files import AppendFile, replacing
 from dfme.nets import build_net
-from dfme.report import write_report
+from dfme.report.page import write_report
 from dfme.report.wandb_run import WandbRun
 from dfme.run.opening import free_name
 from dfme.run.student_file import load_student

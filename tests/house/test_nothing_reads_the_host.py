@@ -18,12 +18,11 @@ from toys import LinearTeacher, make_method, make_parts
 from dfme.config.sections import QueriesConfig
 from dfme.config.settings import StudentConfig
 from dfme.estimators import synthetic
+from dfme.estimators.base import DIRECTIONS, SPACES
 from dfme.estimators.differences import FORMS
-from dfme.estimators.directions import DIRECTIONS
-from dfme.estimators.spaces import SPACES
 from dfme.methods import METHODS, disguide
 from dfme.queries import sampler
-from dfme.queries.names import PROGRAMS
+from dfme.queries.programs import PROGRAMS
 from dfme.run.evaluation import HoldOut
 from dfme.spec import ImageSpec
 

@@ -16,9 +16,8 @@ from sources import ROOT, name
 
 from dfme.config.sections import EstimatorConfig
 from dfme.data import DATASETS, FROM_DISK
+from dfme.estimators.base import DIRECTIONS, SPACES
 from dfme.estimators.differences import FORMS
-from dfme.estimators.directions import DIRECTIONS
-from dfme.estimators.spaces import SPACES
 from dfme.methods import METHODS
 from dfme.spec import LABEL_KINDS
 from dfme.students.losses import AUTO_LOSS

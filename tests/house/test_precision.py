@@ -13,16 +13,14 @@ import torch
 from numerics import Launches, pretended
 from torch import Tensor, nn
 
-from dfme import precision
-from dfme.compute import deferred
-from dfme.compute.deferred import DeferredChecks
-from dfme.compute.modes import evaluating
+from dfme.compute import device as device_module
+from dfme.compute import modules as modules_module
+from dfme.compute.device import Streams, has_fast_bf16, ieee_fp32
+from dfme.compute.modules import DeferredChecks, evaluating
 from dfme.methods.base import Ask
 from dfme.nets.architectures import SteadyBatchNorm2d
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
-from dfme.precision import has_fast_bf16, ieee_fp32
-from dfme.randomness import Streams
 from dfme.run.components import build_components, build_method
 from research.options import BenchConfig
 from research.speed import CASES, Work
@@ -36,7 +34,7 @@ KEYS = [("generic", "all")] + [
 
 def settings() -> dict[str, object]:
     """Everything that can be read, older and newer, including that an older reader raises."""
-    seen: dict[str, object] = {str(key): precision._read(key) for key in KEYS}
+    seen: dict[str, object] = {str(key): device_module._read(key) for key in KEYS}
     readers: dict[str, Callable[[], object]] = {
         "matmul": torch.get_float32_matmul_precision,
         "cuda.matmul": lambda: torch.backends.cuda.matmul.allow_tf32,
@@ -59,7 +57,7 @@ def fresh_settings() -> Iterator[None]:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        before = {key: precision._read(key) for key in KEYS}
+        before = {key: device_module._read(key) for key in KEYS}
         matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
         yield
         torch.set_float32_matmul_precision(matmul)
@@ -67,8 +65,8 @@ def fresh_settings() -> Iterator[None]:
             torch.backends.cudnn.allow_tf32 = cudnn
         for key in before:
             inherits = key[1] in ("conv", "rnn") and key[0] == "cuda"
-            if not (inherits and precision._read(key) == before[key]):
-                precision._write(key, before[key])
+            if not (inherits and device_module._read(key) == before[key]):
+                device_module._write(key, before[key])
 
 
 def network() -> Callable[[], Tensor]:
@@ -81,7 +79,7 @@ def network() -> Callable[[], Tensor]:
 def write(*settings: tuple[str, str, str]) -> Callable[[], None]:
     def apply() -> None:
         for backend, operation, value in settings:
-            precision._write((backend, operation), value)
+            device_module._write((backend, operation), value)
 
     return apply
 
@@ -143,12 +141,12 @@ def test_operations_that_inherit_go_on_inheriting() -> None:
     """Otherwise a user who later asks for IEEE everywhere would silently not get it."""
     torch.set_float32_matmul_precision("high")
     write(("cuda", "matmul", "none"))()
-    precision._write(("generic", "all"), "ieee")
+    device_module._write(("generic", "all"), "ieee")
     before = settings()
-    precision._write(("generic", "all"), "none")
+    device_module._write(("generic", "all"), "none")
     with ieee_fp32():
         pass
-    precision._write(("generic", "all"), "ieee")
+    device_module._write(("generic", "all"), "ieee")
     assert settings() == before
 
 
@@ -226,7 +224,7 @@ def test_flags_are_read_by_one_transfer_and_the_first_that_fails_is_raised(
 def test_flags_that_nobody_reads_do_not_pile_up_and_on_the_cpu_are_read_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(deferred, "MAX_PENDING", 8)
+    monkeypatch.setattr(modules_module, "MAX_PENDING", 8)
     with pretended():
         checks = DeferredChecks()
         for number in range(7):

@@ -27,7 +27,7 @@ from dfme.config.values import options_of
 from dfme.config.yaml_files import load_yaml
 from dfme.methods import METHODS
 from dfme.report.metrics import METRICS
-from dfme.run.idle_options import POOLS
+from dfme.run.job import POOLS
 from dfme.spec import ImageSpec
 from research.options import BenchConfig, GradientsConfig
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dfme.answers.reading import read_answers
-from dfme.compute.deferred import DeferredChecks
+from dfme.compute.modules import DeferredChecks
 from dfme.errors import TeacherError
 from dfme.oracle.journal import Journal
 from dfme.oracle.ledger import Ledger

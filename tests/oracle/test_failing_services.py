@@ -29,7 +29,7 @@ from processes import (
 from tables import exhaustive
 
 from dfme.oracle.ledger import Totals, audit
-from dfme.run.interrupt import Interrupt
+from dfme.run.loop import Interrupt
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("at_once")]
 

@@ -22,8 +22,8 @@ from dfme.errors import Refused, Unserved
 from dfme.methods import METHODS
 from dfme.oracle.journal import Journal
 from dfme.oracle.ledger import Ledger, audit
-from dfme.oracle.left_out import MAX_UNKNOWN, MAX_WITHOUT
 from dfme.oracle.oracle import Oracle
+from dfme.oracle.retry import MAX_UNKNOWN, MAX_WITHOUT
 from dfme.spec import LabelMode, RequestPolicy
 
 WEIGHT = torch.randn(64, 10, generator=torch.Generator().manual_seed(7))

@@ -10,12 +10,12 @@ from known_teachers import Counting
 from torch import Tensor, nn
 from toys import LinearTeacher
 
-from dfme.compute.deferred import DeferredChecks
+from dfme.compute.modules import DeferredChecks
 from dfme.errors import BudgetExhausted, Refused, RunError, TeacherError, Unanswered
 from dfme.oracle.journal import Journal
 from dfme.oracle.ledger import Ledger, audit
 from dfme.oracle.oracle import Oracle
-from dfme.run.owners_record import OwnersRecord
+from dfme.run.evaluation import OwnersRecord
 from dfme.spec import ImageSpec, Teacher, TeacherInfo
 from dfme.teachers.custom import wrap_callable
 

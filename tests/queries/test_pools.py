@@ -15,11 +15,10 @@ from dfme.config.values import options_of
 from dfme.data import load_dataset
 from dfme.data.images import fitted
 from dfme.errors import UserError
-from dfme.queries.names import DOMAINS, PROGRAMS, check_pool
 from dfme.queries.pool import Pool, by_programs, open_pool, require_enough
-from dfme.queries.programs import ProceduralImages
+from dfme.queries.programs import DOMAINS, PROGRAMS, ProceduralImages, check_pool
 from dfme.report.console import header
-from dfme.report.summary_file import known_domain
+from dfme.report.run_files import known_domain
 from dfme.run.job import document
 from dfme.spec import ImageSpec
 

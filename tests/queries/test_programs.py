@@ -12,21 +12,17 @@ from torch import Tensor
 
 from dfme.errors import UserError
 from dfme.nets.generators import Generator
+from dfme.queries import drawing, textures
 from dfme.queries.programs import (
     PROGRAMS,
     ProceduralImages,
-    heaps,
-    leaves,
-    pen,
-    strokes,
-    text,
-    textured,
 )
-from dfme.queries.programs import random_generators as generators
-from dfme.queries.programs.noise import power_law_fields
+from dfme.queries.textures import power_law_fields
 from dfme.spec import ImageSpec
 
 pytestmark = pytest.mark.full("generator")
+
+SHAPES = [(3, 12, 12), (1, 8, 8), (2, 9, 13), (4, 1, 5), (1, 1, 1)]
 
 
 def drawn(
@@ -41,11 +37,7 @@ def drawn(
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.parametrize(
-    "shape",
-    [(3, 12, 12), (1, 8, 8), (2, 9, 13), (4, 1, 5), (1, 1, 1), *exhaustive((3, 20, 48))],
-    ids=str,
-)
+@pytest.mark.parametrize("shape", [*SHAPES, *exhaustive((3, 20, 48))], ids=str)
 def test_images_fit_the_teacher(program: str, shape: tuple[int, int, int]) -> None:
     for count in (1, 3, 50):
         images = drawn(program, shape, count, bounds=(-1.5, 2.5))
@@ -78,7 +70,8 @@ def test_images_are_decided_by_the_generator_they_draw_from_alone(program: str) 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_images_differ_and_favour_no_pixel(program: str) -> None:
     images = torch.cat([drawn(program, (3, 10, 10), 30, seed) for seed in range(50)])
-    assert (images.mean(0) - 0.5).abs().max() < 0.08
+    means = images.mean(0)
+    assert (means - 0.5).abs().max() < 0.08
     # Every pixel takes low, middle and high values, and no image is drawn twice.
     for low, high in ((0, 0.25), (0.4, 0.6), (0.75, 1)):
         assert ((images >= low) & (images <= high)).float().mean(0).min() > 0.05
@@ -112,20 +105,20 @@ def test_a_leaf_covers_the_area_of_geometry(
         torch.full((1, 1, 1, 1), 0.4),
     )
     zero = torch.zeros(1, 1, 1, 1)
-    monkeypatch.setattr(leaves, "_axes", lambda *_: (across, up))
-    monkeypatch.setattr(leaves, "_centres", lambda *_: (zero, zero))
+    monkeypatch.setattr(drawing, "_axes", lambda *_: (across, up))
+    monkeypatch.setattr(drawing, "_centres", lambda *_: (zero, zero))
     draws = iter(
         [torch.full((1, 1, 1, 1), 0.6), torch.full((1, 1, 1, 1), kind)]
     )  # the angle, then the kind
-    monkeypatch.setattr(leaves, "uniform", lambda *_: next(draws))
-    cover = leaves.cover(1, (1, 1), spec, torch.Generator())
+    monkeypatch.setattr(drawing, "uniform", lambda *_: next(draws))
+    cover = drawing.cover_leaves(1, (1, 1), spec, torch.Generator())
     assert cover.shape == (1, 1, 100, 140)
     assert float(cover.sum()) == pytest.approx(area * 0.8 * 0.4 * 50**2, rel=0.02)
     assert 0 < ((cover > 0) & (cover < 1)).float().mean() < 0.05, "only the edge is half covered"
 
 
 @pytest.mark.parametrize("numbers", [(1, 1), (2, 2), (1, 3)])
-@pytest.mark.parametrize("covering", [leaves.cover, strokes._cover])
+@pytest.mark.parametrize("covering", [drawing.cover_leaves, drawing._cover_strokes])
 def test_an_image_has_as_many_things_as_it_should(
     covering: Callable[..., Tensor], numbers: tuple[int, int]
 ) -> None:
@@ -139,18 +132,18 @@ def test_an_image_has_as_many_things_as_it_should(
 def test_later_things_hide_earlier_ones() -> None:
     cover = torch.tensor([[1.0, 1.0, 0.0, 0.5], [0.0, 1.0, 1.0, 0.0]]).view(1, 2, 1, 4)
     image = torch.full((1, 1, 1, 4), 0.1)
-    heaps.drop(image, cover, torch.tensor([0.3, 0.7]).view(1, 2, 1, 1, 1))
+    drawing.drop(image, cover, torch.tensor([0.3, 0.7]).view(1, 2, 1, 1, 1))
     torch.testing.assert_close(image.flatten(), torch.tensor([0.3, 0.7, 0.7, 0.2]))
 
 
 def test_a_stroke_is_as_wide_as_it_should_be(monkeypatch: pytest.MonkeyPatch) -> None:
     # A straight one of length 1 (of the half side, 50 pixels) and half a width of 0.2, with round
     # ends.
-    ends = torch.linspace(-0.5, 0.5, strokes.SEGMENTS + 1)
+    ends = torch.linspace(-0.5, 0.5, drawing.SEGMENTS + 1)
     points = torch.stack([ends, torch.zeros_like(ends)], dim=1).view(-1, 1, 1, 2)
-    monkeypatch.setattr(strokes, "curves", lambda *_: points)
-    monkeypatch.setattr(strokes, "WIDTHS", (0.2, 0.2))
-    cover = strokes._cover(1, (1, 1), ImageSpec((1, 100, 120)), torch.Generator())
+    monkeypatch.setattr(drawing, "curves", lambda *_: points)
+    monkeypatch.setattr(drawing, "STROKE_WIDTHS", (0.2, 0.2))
+    cover = drawing._cover_strokes(1, (1, 1), ImageSpec((1, 100, 120)), torch.Generator())
     assert float(cover.sum()) == pytest.approx((0.4 + torch.pi * 0.04) * 50**2, rel=0.02)
 
 
@@ -180,26 +173,28 @@ def test_a_page_is_an_empty_ground_with_one_ink(channels: int) -> None:
         assert torch.linalg.svdvals(image - image[:, :1])[1:].sum() < 1e-3
     if channels == 1:
         light = (images.mean(2) < 0.5).float().mean()  # ink on dark ground
-        assert float(light) == pytest.approx(pen.LIGHT, abs=0.08)
+        assert float(light) == pytest.approx(drawing.LIGHT, abs=0.08)
         assert set(commonest.flatten().tolist()) == {0.0, 1.0}
 
 
 def test_characters_have_the_size_that_is_said_and_stay_themselves_when_coarser() -> None:
-    kinds = len(text.WEIGHTS), len(text.CHARACTERS)
-    cells = text._cells(1, torch.device("cpu")).view(*kinds, text.SIDE, text.SIDE)
-    rows = (cells[0, text.CHARACTERS.index("H")] > 0.5).any(1).nonzero()
-    assert float(rows.max() - rows.min() + 1) / text.SIDE == pytest.approx(text.CAPITAL, abs=0.03)
+    kinds = len(textures.WEIGHTS), len(textures.CHARACTERS)
+    cells = textures._cells(1, torch.device("cpu")).view(*kinds, textures.SIDE, textures.SIDE)
+    rows = (cells[0, textures.CHARACTERS.index("H")] > 0.5).any(1).nonzero()
+    assert float(rows.max() - rows.min() + 1) / textures.SIDE == pytest.approx(
+        textures.CAPITAL, abs=0.03
+    )
     ink = cells.mean((2, 3))
     assert bool((ink[1:] > ink[:-1]).all()), "each weight is heavier than the one before"
-    assert len({character.numpy().tobytes() for character in cells[0]}) == len(text.CHARACTERS)
-    coarse = text._cells(6, torch.device("cpu")).mean((1, 2))
+    assert len({character.numpy().tobytes() for character in cells[0]}) == len(textures.CHARACTERS)
+    coarse = textures._cells(6, torch.device("cpu")).mean((1, 2))
     assert coarse.numpy() == pytest.approx(ink.flatten().numpy(), abs=0.005)
 
 
 def test_a_line_of_text_is_one_ink_on_its_ground(monkeypatch: pytest.MonkeyPatch) -> None:
     grey = lambda count, *_: torch.full((count, 3, 24, 72), 0.5)  # noqa: E731
-    monkeypatch.setattr(text, "grounds", grey)
-    monkeypatch.setattr(text.textured, "draw", grey)
+    monkeypatch.setattr(textures, "grounds", grey)
+    monkeypatch.setattr(textures, "draw_textured", grey)
     ink = list[float]()
     for image in drawn("text", (3, 24, 72), 200).flatten(2).unbind():
         off = image - 0.5
@@ -210,22 +205,26 @@ def test_a_line_of_text_is_one_ink_on_its_ground(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("shape", "share"), [((1, 24, 96), text.UPSIDE), ((1, 24, 24), 0.0)], ids=str
+    ("shape", "share"), [((1, 24, 96), textures.UPSIDE), ((1, 24, 24), 0.0)], ids=str
 )
 def test_lines_of_text_are_upside_down_in_wide_images_alone(
     shape: tuple[int, int, int], share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    top = torch.zeros(len(text.WEIGHTS) * len(text.CHARACTERS), text.SIDE, text.SIDE)
-    top[:, : text.SIDE // 2] = 1  # the ink of every character is above its middle
-    monkeypatch.setattr(text, "_cells", lambda *_: top)
-    ink_BH = text._cover(400, ImageSpec(shape), torch.Generator().manual_seed(0)).mean((1, 3))
+    top = torch.zeros(
+        len(textures.WEIGHTS) * len(textures.CHARACTERS), textures.SIDE, textures.SIDE
+    )
+    top[:, : textures.SIDE // 2] = 1  # the ink of every character is above its middle
+    monkeypatch.setattr(textures, "_cells", lambda *_: top)
+    ink_BH = textures._cover_letters(400, ImageSpec(shape), torch.Generator().manual_seed(0)).mean(
+        (1, 3)
+    )
     rows_B = (ink_BH * torch.arange(24)).sum(1) / ink_BH.sum(1)
     assert float((rows_B > 11.5).float().mean()) == pytest.approx(share, abs=0.06)
 
 
 def test_curves_join() -> None:
     spec, rng = ImageSpec((1, 20, 30)), torch.Generator().manual_seed(0)
-    points = strokes.curves(2000, 3, spec, rng, 0.6)
+    points = drawing.curves(2000, 3, spec, rng, 0.6)
     first, last = points[0], points[-1]
     joined = torch.isclose(first[:, 1:], last[:, :-1]).all(2).float().mean()
     assert float(joined) == pytest.approx(0.6, abs=0.03)
@@ -233,9 +232,9 @@ def test_curves_join() -> None:
 
 
 def test_a_leaf_has_a_texture_of_its_own_about_its_colour(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(textured, "CONTRASTS", (0.1, 0.1 + 1e-6))
-    monkeypatch.setattr(textured, "TINT", 0.0)
-    paints = textured.paints(
+    monkeypatch.setattr(textures, "TEXTURE_CONTRASTS", (0.1, 0.1 + 1e-6))
+    monkeypatch.setattr(textures, "TINT", 0.0)
+    paints = textures.paints(
         50, 4, ImageSpec((3, 24, 24)), torch.Generator().manual_seed(0)
     ).flatten(3)
     assert paints.std(3).mean() == pytest.approx(0.1, rel=0.1)
@@ -243,25 +242,27 @@ def test_a_leaf_has_a_texture_of_its_own_about_its_colour(monkeypatch: pytest.Mo
     assert np.abs(shades[:, :, 0] - shades[:, :, 1]).max() < 1e-5, (
         "a texture is of light, not of colour"
     )
-    assert abs(np.corrcoef(shades[:, :, 0].reshape(200, -1))[~np.eye(200, dtype=bool)]).mean() < 0.4
+    other = np.corrcoef(shades[:, :, 0].reshape(200, -1))[~np.eye(200, dtype=bool)]
+    assert abs(other).mean() < 0.4
 
 
 def test_gradients_run_between_two_colours() -> None:
     images = drawn("gradients", (3, 16, 16), 300).flatten(2)
     for image in images.unbind():
         # Every pixel lies on the line between two colours: the centred pixels have rank 1.
-        assert torch.linalg.svdvals(image - image.mean(1, keepdim=True))[1] < 1e-3
+        spread = torch.linalg.svdvals(image - image.mean(1, keepdim=True))
+        assert spread[1] < 1e-3
 
 
 def test_a_fresh_generator_is_as_any_other() -> None:
     spec = ImageSpec((3, 12, 12))
     fresh, again = (
-        generators.fresh_generator(spec, torch.Generator().manual_seed(0)) for _ in range(2)
+        textures.fresh_generator(spec, torch.Generator().manual_seed(0)) for _ in range(2)
     )
     assert fresh.training
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        usual = Generator(generators.LATENT_SIZE, spec)
+        usual = Generator(textures.LATENT_SIZE, spec)
     compared = list[str]()
     for name, weight in usual.state_dict().items():
         mine = fresh.state_dict()[name]

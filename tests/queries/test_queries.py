@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dfme.compute.device import Streams
 from dfme.config.sections import QueriesConfig
 from dfme.nets.generators import Generator, Transforming
 from dfme.queries import sampler as choice
 from dfme.queries.sampler import READY, Evolution, QuerySampler, graft
-from dfme.randomness import Streams
 from dfme.spec import ImageSpec, LabelMode
 from dfme.students.replay import Replay
 

@@ -9,7 +9,7 @@ import torch
 from handmade import DEFENDED, LEADING, SUMMARY, lines, make_run, page_of
 
 from dfme.report.console import agreement_line, end_table
-from dfme.report.facts import Beside
+from dfme.report.run_files import Beside
 from dfme.run.scores import balanced, compare
 from dfme.spec import LabelMode
 from dfme.statistics import wilson_interval

@@ -17,11 +17,11 @@ from dfme.audits.compare import picture
 from dfme.audits.compare.figures import ComparisonResult, Outcome
 from dfme.audits.compare.plan import Cell
 from dfme.errors import RunError, UserError
-from dfme.report import curves, sheets, write_report
-from dfme.report.curves import early
-from dfme.report.facts import Beside
-from dfme.report.run_files import Series, read_run
-from dfme.report.sheets import called, top_answers
+from dfme.report import curves
+from dfme.report import curves as curves_module
+from dfme.report.curves import called, early, top_answers
+from dfme.report.page import write_report
+from dfme.report.run_files import Beside, Series, read_run
 from dfme.statistics import wilson_interval
 
 
@@ -177,7 +177,7 @@ def test_no_run_and_damaged_files_are_explained(tmp_path: Path) -> None:
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """The figures that are drawn, in place of their files."""
     figures: list[Figure] = []
-    for module in (curves, sheets, picture):
+    for module in (curves, curves_module, picture):
         monkeypatch.setattr(module, "save_figure", lambda figure, path: figures.append(figure))
     return figures
 
@@ -295,7 +295,7 @@ def test_sheets_name_the_classes_and_take_no_name_for_a_formula(
     names = [f"$class {n}$" for n in range(classes)]
     summary["teacher"] = {"kind": "torch", "num_classes": classes, "class_names": names}
     (run / "summary.json").write_text(json.dumps(summary))
-    sheets.draw_samples(read_run(run), tmp_path / "samples.png")
+    curves_module.draw_samples(read_run(run), tmp_path / "samples.png")
     drawn[0].draw_without_rendering()
     texts = [text.get_text() for text in drawn[0].axes[0].texts if "$" in text.get_text()]
     assert texts

@@ -11,13 +11,13 @@ import torch
 from tables import exhaustive
 from torch import Tensor, nn
 
+from dfme.compute.device import Streams
 from dfme.config.sections import EstimatorConfig
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, StudentConfig, TeacherConfig
 from dfme.errors import UserError
 from dfme.estimators.base import Objective
 from dfme.methods.configs import DfmeConfig
 from dfme.nets.generators import Generator
-from dfme.randomness import Streams
 from dfme.run.directory import LOCK
 from dfme.run.job import PROJECT
 from dfme.spec import ImageSpec, LabelMode

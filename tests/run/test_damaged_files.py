@@ -19,7 +19,7 @@ from tables import all_hold, exhaustive_rows
 from torch import Tensor
 
 from dfme.errors import RunError, UserError
-from dfme.report import write_report
+from dfme.report.page import write_report
 from dfme.run.checkpoint import load_checkpoint, require_paid
 from dfme.spec import ImageSpec, LabelMode
 

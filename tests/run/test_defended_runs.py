@@ -38,7 +38,7 @@ from dfme.errors import RunError, TeacherError, UserError
 from dfme.methods import METHODS
 from dfme.oracle.ledger import audit
 from dfme.report.console import end_table
-from dfme.report.summary_file import read_summary
+from dfme.report.run_files import read_summary
 from dfme.run.checkpoint import load_checkpoint
 from dfme.run.job import config_hash
 from dfme.run.retrain import paid_answers, read_again, retrain

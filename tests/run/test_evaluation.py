@@ -22,7 +22,7 @@ from dfme.oracle.oracle import Oracle
 from dfme.report.metrics import read_metrics
 from dfme.run import build
 from dfme.run.evaluation import EvaluationSet, Examination, HoldOut, score_all
-from dfme.run.goal import Goal
+from dfme.run.loop import Goal
 from dfme.run.scores import compare, scores
 from dfme.spec import ImageSpec, LabelMode
 from dfme.statistics import wilson_interval

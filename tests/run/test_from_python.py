@@ -19,11 +19,10 @@ import dfme
 from dfme.errors import DfmeError, Ref, UserError
 from dfme.report.metrics import callback_metrics
 from dfme.report.page import write_page
-from dfme.report.run_files import read_run
-from dfme.report.summary_file import read_summary
+from dfme.report.run_files import read_run, read_summary
 from dfme.report.wandb_run import WandbRun
+from dfme.run.api import as_keyword
 from dfme.run.job import PROJECT
-from dfme.run.keywords import as_keyword
 
 QUARTERS = (100, 200, 300, 400)
 

@@ -20,8 +20,8 @@ from dfme.errors import UserError
 from dfme.methods import METHODS, SECTIONS
 from dfme.methods.configs import DfmeConfig
 from dfme.run import checks
-from dfme.run.idle_options import EFFECTS
 from dfme.run.job import (
+    EFFECTS,
     MAY_CHANGE_ON_RESUME,
     PROJECT,
     config_hash,

@@ -14,10 +14,9 @@ from dfme.config.settings import EvaluationConfig, ExtractConfig
 from dfme.errors import UserError
 from dfme.run import scores as scoring
 from dfme.run.evaluation import EvaluationSet, HoldOut, examination_of
-from dfme.run.evaluation_images import evaluation_images
 from dfme.run.parts import weak_differences
 from dfme.run.retrain import retrain
-from dfme.run.scores import compare, scores
+from dfme.run.scores import compare, evaluation_images, scores
 from dfme.spec import ImageSpec, LabelMode
 
 SPEC = ImageSpec((3, 6, 4), (-1.0, 1.0), levels=256)
@@ -58,7 +57,7 @@ def test_streamed_images_score_bit_for_bit_as_held_ones(
     mode, results = LabelMode("logits"), []
     monkeypatch.setattr(scoring, "EVALUATION_BATCH", 4)
     for held in (1 << 28, 0):
-        monkeypatch.setattr("dfme.run.evaluation_images.HELD_BYTES", held)
+        monkeypatch.setattr("dfme.run.scores.HELD_BYTES", held)
         data = evaluation_images(config, SPEC, 5)
         assert (data.read is None) is bool(held)
         examination = examination_of(
@@ -87,7 +86,7 @@ def test_a_damaged_picture_is_found_before_anything_is_asked(
     name = pictures(tmp_path, 9)
     (tmp_path / "b" / "7.png").write_bytes(b"\x89PNG broken")
     for held in (1 << 28, 0):
-        monkeypatch.setattr("dfme.run.evaluation_images.HELD_BYTES", held)
+        monkeypatch.setattr("dfme.run.scores.HELD_BYTES", held)
         with pytest.raises(UserError, match=r"7\.png cannot be read as an image"):
             evaluation_images(EvaluationConfig(dataset=name), SPEC, 5)
 

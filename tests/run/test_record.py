@@ -16,7 +16,7 @@ from processes import summary
 from small_runs import BUDGET, SMALL, Metered, clone, ctrl_c
 
 from dfme.cli.main import main
-from dfme.compute.deferred import DeferredChecks
+from dfme.compute.modules import DeferredChecks
 from dfme.errors import UserError
 from dfme.nets import build_net
 from dfme.run.build import build_oracle

@@ -23,10 +23,9 @@ from tables import all_hold
 from dfme.cli.main import main
 from dfme.errors import RunError, UserError
 from dfme.methods.static import Static
-from dfme.run import lock
+from dfme.run import directory as directory_module
 from dfme.run.checkpoint import load_checkpoint, previous, save_checkpoint
-from dfme.run.directory import RunDirectory
-from dfme.run.lock import DirectoryLock
+from dfme.run.directory import DirectoryLock, RunDirectory
 
 
 def test_a_new_directory_is_made_with_its_parents(tmp_path: Path) -> None:
@@ -285,7 +284,7 @@ def test_a_file_system_without_locks_is_named_with_the_option(
 def test_the_holder_beats_and_leaves_another_s_lock_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock, "BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(directory_module, "BEAT_SECONDS", 0.01)
     held, file = DirectoryLock(tmp_path), tmp_path / ".lock"
     os.utime(file, (0, 0))
     while file.stat().st_mtime == 0:

@@ -25,9 +25,7 @@ from toys import LinearTeacher, make_method, make_parts
 from dfme.cli.main import main
 from dfme.config.yaml_files import load_yaml
 from dfme.nets import build_net
-from dfme.queries.names import PROGRAMS
-from dfme.queries.programs import ProceduralImages
-from dfme.queries.sketch import sketching
+from dfme.queries.programs import PROGRAMS, ProceduralImages, sketching
 from dfme.run import build
 from dfme.run.checkpoint import load_checkpoint
 from dfme.run.run import Run

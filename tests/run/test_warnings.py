@@ -19,7 +19,7 @@ from torch import Tensor
 from dfme.cli.main import main
 from dfme.run.build import run_job
 from dfme.run.job import PROJECT
-from dfme.run.threads import worthwhile_threads
+from dfme.run.work import worthwhile_threads
 
 SCORED: dict[str, Any] = {"evaluation": {"dataset": "digits", "limit": 100}}
 
@@ -230,7 +230,7 @@ def unsaid(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[in
             assert (images, most) == (8, 3)
             return threads
 
-        monkeypatch.setattr("dfme.run.threads.worthwhile_threads", found)
+        monkeypatch.setattr("dfme.run.work.worthwhile_threads", found)
 
     finds(-1)  # no number that can be set
     yield finds

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from dfme.students.augment import augment
+from dfme.students.replay import augment
 
 
 def rng(seed=0):

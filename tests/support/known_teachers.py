@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
-from dfme.compute.state import validate_like
+from dfme.compute.modules import validate_like
 from dfme.config.sections import EstimatorConfig, ObjectiveName
 from dfme.errors import BatchTooLarge, Refused, Unanswered
 from dfme.estimators.base import Objective

@@ -12,11 +12,11 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dfme import precision
 from dfme.answers import reading
+from dfme.compute import device as device_module
 from dfme.compute import device as devices
 from dfme.nets.generators import Generator
-from dfme.queries.programs import random_generators, text
+from dfme.queries import textures
 
 NOT_A_KERNEL = {
     "aten::detach",
@@ -63,7 +63,9 @@ def _without_memory(*arguments: Any) -> Generator:
 def _cells(coarser: int, _: torch.device) -> Tensor:
     """In place of the characters of ``text``, which are sent once."""
     return torch.zeros(
-        len(text.WEIGHTS) * len(text.CHARACTERS), text.SIDE // coarser, text.SIDE // coarser
+        len(textures.WEIGHTS) * len(textures.CHARACTERS),
+        textures.SIDE // coarser,
+        textures.SIDE // coarser,
     )
 
 
@@ -95,10 +97,10 @@ def unreadable() -> Iterator[None]:
     with pretended() as patch, FakeTensorMode(), NothingSent():
         for name in ("cpu", "numpy", "__array__"):
             patch.setattr(Tensor, name, _refuse)
-        patch.setattr(text, "_cells", _cells)
+        patch.setattr(textures, "_cells", _cells)
         patch.setattr(reading, "as_tensor", lambda raw: raw)  # it takes plain tensors alone
         patch.setattr(nn.Module, "_apply", _in_its_place)
-        patch.setattr(random_generators, "Generator", _without_memory)
+        patch.setattr(textures, "Generator", _without_memory)
         patch.setattr(
             FakeTensor, "__deepcopy__", lambda self, _: self.detach().clone(), raising=False
         )
@@ -151,7 +153,7 @@ class Rounding(TorchDispatchMode):
 
 @contextmanager
 def tf32() -> Iterator[None]:
-    with precision.ieee_fp32(), Rounding():
+    with device_module.ieee_fp32(), Rounding():
         yield
 
 
@@ -165,5 +167,5 @@ def flagged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         yield
         inside.pop()
 
-    monkeypatch.setattr(precision, "tf32", elsewhere)
+    monkeypatch.setattr(device_module, "tf32", elsewhere)
     return inside

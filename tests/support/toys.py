@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from dfme.answers.asking import Reader
-from dfme.compute.deferred import DeferredChecks
+from dfme.compute.device import Streams
+from dfme.compute.modules import DeferredChecks
 from dfme.config.sections import AnswersConfig, EstimatorConfig, QueriesConfig
 from dfme.config.settings import ExtractConfig, Job, ScheduleConfig, StudentConfig, TeacherConfig
 from dfme.estimators.base import ImageFunction, Objective
@@ -20,7 +21,6 @@ from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.queries.programs import ProceduralImages
 from dfme.queries.sampler import Evolution, QuerySampler
-from dfme.randomness import Streams
 from dfme.run.components import Nets, build_components
 from dfme.spec import ImageSpec, LabelMode, TeacherInfo
 from dfme.teachers.label_modes import reveal

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import dfme
 from dfme.config.settings import TeacherConfig
-from dfme.data.shapes import OUTLINES
+from dfme.data.drawn import OUTLINES
 from dfme.errors import TeacherError
 from dfme.nets.architectures import BUILDERS
 from dfme.queries.programs import ProceduralImages

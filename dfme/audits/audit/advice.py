@@ -10,7 +10,7 @@ from dfme.audits.audit.result import Advice
 from dfme.audits.compare.attacked import gains
 from dfme.audits.compare.plan import NO_DEFENCE
 from dfme.measured import HonestStream
-from dfme.report.facts import is_above
+from dfme.report.run_files import is_above
 from dfme.statistics import Spread, wilson_interval
 
 ADVICE = 3  # lines what to do

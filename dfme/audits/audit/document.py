@@ -43,7 +43,7 @@ from dfme.measured import Bill
 from dfme.oracle.ledger_log import Totals
 from dfme.report.console import teacher_name
 from dfme.report.page import embedded
-from dfme.report.summary_file import read_object
+from dfme.report.run_files import read_object
 from dfme.run.build import spared_images
 from dfme.run.job import PROJECT
 from dfme.run.job import document as job_document

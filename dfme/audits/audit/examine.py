@@ -27,9 +27,14 @@ from dfme.audits.audit.parts import (
 )
 from dfme.audits.audit.prices import over_seeds
 from dfme.audits.audit.transfer import ATTACKS, Logits, Surrogate, eps_of, gains, measure
-from dfme.compute.deferred import DeferredChecks
-from dfme.compute.device import choose_device, on_accelerator, within_memory
-from dfme.compute.progress import Seldom
+from dfme.compute.device import (
+    choose_device,
+    derived_seed,
+    ieee_fp32,
+    on_accelerator,
+    within_memory,
+)
+from dfme.compute.modules import DeferredChecks, Seldom
 from dfme.config.sections import AnswersConfig
 from dfme.config.settings import Job, TeacherConfig
 from dfme.data.class_names import order_of
@@ -37,18 +42,15 @@ from dfme.errors import DfmeError, UserError
 from dfme.files import make_folder, write_text
 from dfme.nets import auto_net, is_own
 from dfme.oracle.ledger import Ledger, Totals, audit
-from dfme.precision import ieee_fp32
 from dfme.queries.programs import ProceduralImages
-from dfme.randomness import derived_seed
-from dfme.report.summary_file import read_summary
+from dfme.report.run_files import read_summary
 from dfme.run.build import build_oracle, build_teacher, facts_of, is_local, white_box
 from dfme.run.checkpoint import explain_load_errors, load_checkpoint, require_paid
 from dfme.run.components import fresh_nets
 from dfme.run.directory import RunDirectory
 from dfme.run.evaluation import EvaluationSet, examination_of
-from dfme.run.evaluation_images import evaluation_images
 from dfme.run.opening import take_up_threads
-from dfme.run.scores import batches, evaluation_batch, scores
+from dfme.run.scores import batches, evaluation_batch, evaluation_images, scores
 from dfme.run.student_file import load_student_of_run, student_facts
 from dfme.spec import ImageSpec, LabelMode
 

@@ -16,7 +16,7 @@ from dfme.audits.audit.prices import seeds_text
 from dfme.audits.audit.result import AuditResult, LimitVerdict, document
 from dfme.config.messages import printable
 from dfme.files import write_text
-from dfme.report.facts import Beside
+from dfme.report.run_files import Beside
 
 SARIF = "audit.sarif"
 JUNIT = "audit.junit.xml"

@@ -27,9 +27,9 @@ from dfme.audits.compare.figures import ComparisonResult, Outcome
 from dfme.audits.compare.plan import NO_DEFENCE, Cell
 from dfme.measured import Bill, StreamBill
 from dfme.oracle.ledger_log import Totals
-from dfme.queries.names import PROCEDURAL
+from dfme.queries.programs import PROCEDURAL
 from dfme.report.classified import reached
-from dfme.report.facts import LEVELS, Beside
+from dfme.report.run_files import LEVELS, Beside
 from dfme.statistics import Spread, wilson_interval
 
 

@@ -27,9 +27,9 @@ from dfme.audits.audit.result import (
     Technique,
 )
 from dfme.config.messages import printable
-from dfme.queries.names import WORTH_NOTHING
-from dfme.report.facts import is_above
+from dfme.queries.programs import WORTH_NOTHING
 from dfme.report.markdown import plain
+from dfme.report.run_files import is_above
 from dfme.run.job import shown_command
 from dfme.statistics import Spread
 

@@ -31,8 +31,8 @@ from dfme.config.values import (
 )
 from dfme.data import HALVES, load_dataset, whole_name
 from dfme.errors import Problem, UserError
-from dfme.queries.names import DOMAINS, WORTH_NOTHING
-from dfme.report.facts import LEVELS
+from dfme.queries.programs import DOMAINS, WORTH_NOTHING
+from dfme.report.run_files import LEVELS
 from dfme.run.job import unwatched
 from dfme.spec import LabelMode
 

@@ -33,8 +33,8 @@ from dfme.audits.audit.parts import (
 from dfme.audits.audit.prices import median_to_copy, seeds_text, to_copy
 from dfme.audits.audit.result import AuditResult
 from dfme.measured import Bill, HonestStream
-from dfme.report.facts import Beside
 from dfme.report.page import MAX_SHOWN, render
+from dfme.report.run_files import Beside
 from dfme.statistics import Spread, middle_of
 
 SHEET = re.compile(r"data:image/png;base64,[A-Za-z0-9+/=]+")

@@ -17,9 +17,8 @@ from dfme.audits.compare.picture import MARKS, draw_row
 from dfme.audits.compare.plan import NO_DEFENCE
 from dfme.config.messages import harmless
 from dfme.report.curves import BLUE, GREY, frame, query_axis, share_axis
-from dfme.report.facts import LEVELS, Beside
 from dfme.report.page import embedded
-from dfme.report.run_files import Series
+from dfme.report.run_files import LEVELS, Beside, Series
 from dfme.statistics import Spread, middle_of
 
 UNKNOWN = "-"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from dfme.audits.audit.options import LIMITS
 from dfme.audits.audit.parts import IntOrFloat, PriceLine
 from dfme.audits.audit.result import LimitVerdict
-from dfme.report.facts import Beside, is_above
+from dfme.report.run_files import Beside, is_above
 from dfme.statistics import middle_of, spread
 
 COPY = 0.9  # the agreement at which a student counts as a copy

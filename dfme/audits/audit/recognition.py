@@ -9,9 +9,8 @@ from dfme.audits.audit.fidelity import ExaminedCell
 from dfme.audits.audit.parts import RecognisedCopies, Recognition
 from dfme.audits.verify.evidence import BATCH, Evidence, follow
 from dfme.audits.verify.session import Case
-from dfme.compute.device import choose_device, within_memory
+from dfme.compute.device import choose_device, ieee_fp32, within_memory
 from dfme.config.settings import Job
-from dfme.precision import ieee_fp32
 from dfme.run.build import white_box
 from dfme.run.scores import scores
 from dfme.run.student_file import load_student_of_run

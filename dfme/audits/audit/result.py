@@ -28,7 +28,7 @@ from dfme.audits.audit.parts import (
 from dfme.config.messages import printable
 from dfme.errors import RunError
 from dfme.measured import Bill
-from dfme.report.summary_file import read_object
+from dfme.report.run_files import read_object
 from dfme.statistics import Spread
 
 SCHEMA = "dfme.audit/1"

@@ -40,13 +40,12 @@ from dfme.errors import UserError
 from dfme.files import make_folder, write_text
 from dfme.measured import Bill, Detection
 from dfme.oracle.ledger_log import audit as add_up
-from dfme.report.summary_file import read_summary
+from dfme.report.run_files import read_summary
 from dfme.report.terminal import StatusLine, wrapped
 from dfme.run.build import is_local
-from dfme.run.directory import on_record
-from dfme.run.interrupt import Interrupt
+from dfme.run.directory import DirectoryLock, on_record
 from dfme.run.job import resume_command
-from dfme.run.lock import DirectoryLock
+from dfme.run.loop import Interrupt
 from dfme.run.student_file import student_facts
 
 FAILS = 4  # exit code where a stated limit fails

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dfme.answers.reading import NO_ANSWER
 from dfme.audits.audit.parts import Interval, SourceKind, TransferGain, TransferRow
-from dfme.randomness import derived_seed
+from dfme.compute.device import derived_seed
 from dfme.run.scores import batches, evaluation_batch
 from dfme.spec import ImageSpec
 from dfme.statistics import wilson_interval

@@ -9,10 +9,8 @@ from typing import Any, Literal
 
 from dfme.audits.compare.plan import Cell
 from dfme.errors import RunError
-from dfme.report.facts import LEVELS, Beside
 from dfme.report.metrics import read_metrics
-from dfme.report.run_files import Series
-from dfme.report.summary_file import read_summary
+from dfme.report.run_files import LEVELS, Beside, Series, read_summary
 from dfme.statistics import Spread, middle_of, spread
 
 OF_THE_TEACHER = 0.9  # share of the teacher's accuracy whose price in queries is reported

@@ -19,9 +19,9 @@ from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.report.console import teacher_name
 from dfme.run.build import build_teacher, is_local
-from dfme.run.evaluation_images import evaluation_images
 from dfme.run.job import document, unwatched
 from dfme.run.parts import build_parts, require_room
+from dfme.run.scores import evaluation_images
 from dfme.run.timing import SLOW_SECONDS, method_of
 from dfme.run.timing import rehearse as rehearse_run
 from dfme.run.work import Work

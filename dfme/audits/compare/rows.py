@@ -19,7 +19,6 @@ from dfme.errors import Problem, UserError, flag
 from dfme.methods import METHODS, SECTIONS, find_method
 from dfme.oracle.ledger_log import read_history
 from dfme.run.directory import RunDirectory, holds_something
-from dfme.run.images_on_record import may_have_moved
 from dfme.run.job import differing_keys, document, locate, plain
 from dfme.run.recipes import Content, beaten, merged, names, shipped, tidy, variants_of, whole
 from dfme.spec import LabelMode
@@ -300,6 +299,8 @@ def _held_to_digests(run_dir: Path) -> set[str]:
     """Keys of what a cell takes from files, which may have moved and are held to their digests."""
     ledger = run_dir / "ledger.jsonl"
     teacher = (read_history(ledger).teacher if ledger.is_file() else None) or {}
+    from dfme.run.opening import may_have_moved
+
     return may_have_moved(run_dir) | {f"teacher.{name}" for name in teacher.get("files", ())}
 
 

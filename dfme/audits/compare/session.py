@@ -24,15 +24,19 @@ from dfme.config.yaml_files import dump_yaml, load_yaml, sealed
 from dfme.errors import DfmeError
 from dfme.files import make_folder, write_text
 from dfme.report.console import LINE_SECONDS, LINE_TIME, duration, teacher_name
-from dfme.report.summary_file import read_summary
+from dfme.report.run_files import read_summary
 from dfme.report.terminal import StatusLine, wrapped
-from dfme.run.directory import is_run, on_record
-from dfme.run.idle_options import POOLS
-from dfme.run.images_on_record import digests_on_record
-from dfme.run.interrupt import Interrupt
-from dfme.run.job import consent_flags, differing_keys, document, resume_command, shown_command
-from dfme.run.lock import DirectoryLock
-from dfme.run.opening import require_same_images
+from dfme.run.directory import DirectoryLock, is_run, on_record
+from dfme.run.job import (
+    POOLS,
+    consent_flags,
+    differing_keys,
+    document,
+    resume_command,
+    shown_command,
+)
+from dfme.run.loop import Interrupt
+from dfme.run.opening import digests_on_record, require_same_images
 from dfme.run.work import UnitTime, shorter
 
 

@@ -22,8 +22,8 @@ from dfme.audits.compare.figures import (
     reached,
 )
 from dfme.audits.compare.plan import Cell, count_text
-from dfme.report.facts import LEVELS
 from dfme.report.markdown import code, fitted_table, plain
+from dfme.report.run_files import LEVELS
 from dfme.statistics import spread
 
 LEGEND = f"""\

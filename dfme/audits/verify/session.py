@@ -20,8 +20,8 @@ from dfme.answers.reading import NO_ANSWER, answered_class
 from dfme.audits.audit.examine import open_twin
 from dfme.audits.verify.evidence import BATCH, Evidence, follow, sentences
 from dfme.audits.verify.probes import Answer, Probes, choose, find_mistakes, left_out, p_reference
-from dfme.compute.deferred import DeferredChecks
-from dfme.compute.device import choose_device
+from dfme.compute.device import choose_device, derived_seed
+from dfme.compute.modules import DeferredChecks
 from dfme.config.settings import Job
 from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.data.class_names import order_of
@@ -29,13 +29,11 @@ from dfme.errors import UserError
 from dfme.files import write_text
 from dfme.oracle.ledger_log import audit, read_history
 from dfme.oracle.oracle import Oracle
-from dfme.randomness import derived_seed
 from dfme.run.build import build_oracle, build_teacher, facts_of, files_of, served
 from dfme.run.checkpoint import explain_load_errors, load_checkpoint, save_checkpoint
 from dfme.run.directory import RunDirectory, run_start
-from dfme.run.evaluation_images import evaluation_images
 from dfme.run.job import decisive, document, resume_command
-from dfme.run.scores import batches
+from dfme.run.scores import batches, evaluation_images
 from dfme.spec import ImageSpec
 from dfme.version import __version__
 

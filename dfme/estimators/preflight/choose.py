@@ -6,13 +6,8 @@ from dataclasses import dataclass, replace
 
 from dfme.config.sections import EstimatorConfig, Form, ObjectiveName
 from dfme.errors import flag
+from dfme.estimators.build import default_settings, needs_preflight
 from dfme.spec import ImageSpec, LabelMode
-
-FINEST_LATTICE = 65_536
-COARSEST_LATTICE = 9
-"""Levels of a lattice that is walked on: beyond it floats will do, and below it a step crosses too
-much.
-"""
 
 WITHIN_OF_BEST = 0.98
 """Steps whose predicted correlation is at least this share of the best are as good as it."""
@@ -89,29 +84,6 @@ class Finding:
         return min(
             self.candidates, key=lambda candidate: max(candidate.step / step, step / candidate.step)
         )
-
-
-def needs_preflight(config: EstimatorConfig) -> bool:
-    """True if the settings leave something to the pre-flight check."""
-    return config.kind == "auto" or config.step == "auto"
-
-
-def default_settings(config: EstimatorConfig, spec: ImageSpec) -> EstimatorConfig:
-    """The settings with all chosen that needs no query: of kind auto, the space and the directions.
-
-    8-bit images are walked on as the lattice they are; dct directions, since the parameters of a
-    convolutional generator follow low frequencies best (docs/results/estimators.md has the
-    figures).
-    """
-    if config.kind != "auto":
-        return config
-    lattice = spec.levels is not None and COARSEST_LATTICE <= spec.levels <= FINEST_LATTICE
-    return replace(
-        config,
-        kind="finite_difference",
-        space="lattice" if lattice else "pre_squash",
-        direction="dct",
-    )
 
 
 def choose(

@@ -13,9 +13,8 @@ from torch.nn.functional import cosine_similarity
 
 from dfme.answers.reading import FLOAT32, decimals
 from dfme.config.sections import EstimatorConfig
-from dfme.estimators.base import Objective
+from dfme.estimators.base import Objective, Squash
 from dfme.estimators.build import make_estimator
-from dfme.estimators.spaces import Squash
 from dfme.spec import ImageSpec
 
 DOUBT = 0.3

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from dfme.answers.reading import unanswered
+from dfme.compute.device import ieee_fp32
 from dfme.config.sections import EstimatorConfig, ObjectiveName
 from dfme.errors import OptionError, Unserved, say
-from dfme.estimators.preflight.choose import Finding, StepCandidate, default_settings
+from dfme.estimators.build import default_settings
+from dfme.estimators.preflight.choose import Finding, StepCandidate
 from dfme.estimators.preflight.diagnostics import (
     ObjectiveOfAnswers,
     Resolution,
@@ -22,7 +24,6 @@ from dfme.estimators.preflight.diagnostics import (
 )
 from dfme.estimators.preflight.steps import candidate_steps, predicted
 from dfme.nets.generators import GeneratorNet
-from dfme.precision import ieee_fp32
 from dfme.spec import ImageSpec, LabelMode
 
 POINTS = 16

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from dfme.answers import maps
 from dfme.answers.reading import read_custom
-from dfme.compute.modes import defaults_kept
-from dfme.compute.state import copied
+from dfme.compute.modules import copied, defaults_kept
 from dfme.config.defence_options import OwnDefence
 from dfme.config.imports import blaming
 from dfme.data import load_dataset

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from dfme.compute.state import validate_like
+from dfme.compute.modules import validate_like
 from dfme.config.defence_options import DefenceOptions
 from dfme.config.imports import find_target
 from dfme.errors import OptionError, UserError, say

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from dfme.answers.reading import read_answers
-from dfme.compute.deferred import DeferredChecks
 from dfme.compute.device import choose_device
+from dfme.compute.modules import DeferredChecks
 from dfme.config.imports import name_of
 from dfme.config.settings import TeacherConfig
 from dfme.config.values import from_mapping

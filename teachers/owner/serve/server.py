@@ -13,8 +13,8 @@ from pathlib import Path
 
 import uvicorn
 
+from dfme.compute.device import ieee_fp32
 from dfme.errors import UserError
-from dfme.precision import ieee_fp32
 from dfme.spec import Teacher
 from dfme.teachers.open_inference.server import Service
 from dfme.teachers.options import ServeConfig

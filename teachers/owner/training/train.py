@@ -17,14 +17,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dfme.compute.device import choose_device
-from dfme.compute.optimizers import SGD, Adam
-from dfme.compute.progress import Seldom
+from dfme.compute.device import choose_device, derived_seed
+from dfme.compute.modules import SGD, Adam, Seldom
 from dfme.data import ImageSet, load_dataset
 from dfme.errors import Ref, UserError, flag
 from dfme.nets import auto_net, build_net, check_net
 from dfme.nets.files import save_module
-from dfme.randomness import derived_seed
 from dfme.spec import ImageSpec
 from dfme.teachers.local.pytorch import Normalise, TorchTeacher
 from dfme.teachers.local.weights import Card

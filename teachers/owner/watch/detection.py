@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dfme.compute.progress import Seldom
+from dfme.compute.modules import Seldom
 from dfme.config.defences import NEED_FEATURES
 from dfme.data import ImageSet
 from dfme.errors import RunError, UserError, flag

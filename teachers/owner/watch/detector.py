@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from dfme.compute.state import copied
+from dfme.compute.modules import copied
 from dfme.data import ImageSet, load_dataset
 from dfme.errors import OptionError
 from dfme.spec import ImageSpec

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfme.compute.modes import defaults_kept
-from dfme.compute.state import copied, validate_like
+from dfme.compute.modules import copied, defaults_kept, validate_like
 from dfme.config.defences import NEED_FEATURES, OnAlarm
 from dfme.config.imports import blaming, find_target
 from dfme.errors import DfmeError, Refused, TeacherError, UserError, flag

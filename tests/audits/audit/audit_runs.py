@@ -13,7 +13,7 @@ from dfme.audits.compare.plan import Cell, attempt
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, TeacherConfig
 from dfme.measured import Bill, HonestStream, StreamBill
 from dfme.methods.configs import KnockoffConfig
-from dfme.report.facts import LEVELS
+from dfme.report.run_files import LEVELS
 
 JOB = Job(
     ExtractConfig(evaluation=EvaluationConfig("digits")), TeacherConfig(), {}, "procedural", None

@@ -18,7 +18,7 @@ from dfme.audits.audit.headline import headline
 from dfme.audits.audit.parts import Twin
 from dfme.audits.audit.result import audit_result
 from dfme.audits.compare.figures import Outcome
-from dfme.report.facts import LEVELS, Beside
+from dfme.report.run_files import LEVELS, Beside
 
 # Words and judgements
 

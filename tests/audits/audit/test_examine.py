@@ -25,14 +25,14 @@ from dfme.audits.audit.fidelity import ExaminedCell
 from dfme.audits.audit.options import TWIN_EPOCHS
 from dfme.audits.audit.parts import SeedsOfFigure
 from dfme.audits.audit.transfer import ATTACKS
-from dfme.compute import progress
+from dfme.compute import modules
 from dfme.config.settings import EvaluationConfig, Job
 from dfme.errors import RunError, UserError
 from dfme.oracle.ledger import audit
 from dfme.owner_side import owner_of
 from dfme.run.build import build_teacher, run_job
-from dfme.run.evaluation_images import evaluation_images
 from dfme.run.job import PACKAGE
+from dfme.run.scores import evaluation_images
 from dfme.run.student_file import load_student
 from dfme.spec import RequestPolicy, Teacher
 
@@ -121,7 +121,7 @@ def quiet(line: str) -> None: ...
 def test_what_is_asked_is_in_a_ledger_outside_the_budget_and_told(
     cells: Cells, metered: Metering, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(progress, "LULL", -1.0)
+    monkeypatch.setattr(modules, "LULL", -1.0)
     meters, outcome = metered(), list[str]()
     examination = examine(tmp_path, cells, job_of(), None, None, outcome.append)
     totals = audit(tmp_path / "examined" / "ledger.jsonl")

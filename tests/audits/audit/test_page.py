@@ -16,7 +16,7 @@ from dfme.audits.audit.page import write_page
 from dfme.audits.audit.result import audit_result
 from dfme.cli import report
 from dfme.errors import RunError, UserError
-from dfme.report.summary_file import read_object
+from dfme.report.run_files import read_object
 
 LEGEND = {"95", "50", "80", "90", "100", "10000", "1000", "20"}
 """Numbers of the page's own words: 95% intervals, levels, 10,000 queries."""

@@ -14,12 +14,12 @@ from safetensors.torch import save_file
 from tables import exhaustive
 from torch import Tensor, nn
 
-from dfme import precision
+from dfme.compute import device as device_module
+from dfme.compute.device import ieee_fp32
 from dfme.config.settings import TeacherConfig
 from dfme.data import load_dataset
 from dfme.errors import ShapeUnknown
 from dfme.nets import NETS, build_net
-from dfme.precision import ieee_fp32
 from dfme.run.job import PROJECT
 from dfme.run.student_file import save_student
 from dfme.spec import ImageSpec, LabelMode, Teacher
@@ -303,7 +303,7 @@ def test_the_askers_settings_reach_it_only_by_auto(name: Any, seen: str) -> None
 def test_tf32_holds_inside_a_difference_of_ieee(
     monkeypatch: pytest.MonkeyPatch, images: Tensor
 ) -> None:
-    monkeypatch.setattr(precision, "tf32", numerics.tf32)
+    monkeypatch.setattr(device_module, "tf32", numerics.tf32)
     plain, coarse = teacher_of(SHAPES), teacher_of(SHAPES | {"precision": "tf32"})
     with numerics.tf32():
         expected = plain(images)
@@ -364,7 +364,7 @@ def test_a_gpus_answers_are_the_owners_whoever_asks() -> None:
         teacher = TorchTeacher(net, ImageSpec((64, 16, 16)), 10, device="cuda", precision=name)
         with ieee_fp32():
             result[name] = teacher(x_BCHW)
-        with precision.tf32():
+        with device_module.tf32():
             torch.testing.assert_close(teacher(x_BCHW), result[name], rtol=1e-5, atol=1e-6)
     truth = net.double()(x_BCHW.double())
     off = {name: float((item - truth).abs().max()) for name, item in result.items()}

@@ -22,8 +22,8 @@ from dfme.config.settings import TeacherConfig
 from dfme.config.yaml_files import dump_yaml
 from dfme.errors import TeacherError, Unserved, Unusable
 from dfme.oracle.ledger import Ledger
-from dfme.oracle.left_out import MAX_UNKNOWN
 from dfme.oracle.oracle import Oracle
+from dfme.oracle.retry import MAX_UNKNOWN
 from dfme.spec import ImageSpec, LabelMode, RequestPolicy, TeacherInfo
 from dfme.teachers.build import make_teacher
 from dfme.teachers.remote.endpoint import Reply

@@ -22,8 +22,8 @@ from dfme.audits.compare.engines import LOST, STOPPED, Task
 from dfme.audits.compare.plan import Cell, ComparisonPlan
 from dfme.errors import UserError
 from dfme.files import disk_error, remove, write_text
+from dfme.run.directory import DirectoryLock
 from dfme.run.job import PROJECT
-from dfme.run.lock import DirectoryLock
 
 GRACE_SECONDS = 20.0  # how long a run of a killed comparison may take to end its step
 

@@ -14,7 +14,7 @@ from refusals import refusal
 from torch import Tensor
 
 from dfme.cli.train_teacher import show_epoch
-from dfme.compute import progress
+from dfme.compute import modules
 from dfme.config.settings import TeacherConfig
 from dfme.config.values import from_mapping
 from dfme.data import load_dataset
@@ -83,7 +83,7 @@ def test_the_file_says_what_it_is_and_scores_what_it_says(tmp_path: Path) -> Non
 def test_a_long_epoch_says_how_far_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "LULL", -1.0)
+    monkeypatch.setattr(modules, "LULL", -1.0)
     seen: list[dict[str, float]] = []
     train_teacher(tiny(tmp_path / "t.safetensors", epochs=2), seen.append)
     steps = int(seen[0]["steps"])

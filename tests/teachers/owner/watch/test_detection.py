@@ -14,7 +14,7 @@ from torch import Tensor
 from toys import LinearTeacher
 from watched import pairs, procedural
 
-from dfme.compute import progress
+from dfme.compute import modules
 from dfme.config.settings import TeacherConfig
 from dfme.data import ImageSet
 from dfme.errors import RunError
@@ -69,7 +69,7 @@ def raised(values: list[float], threshold: float = 0.33) -> list[int]:
 
 def test_a_long_watch_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     told = list[str]()
-    monkeypatch.setattr(progress, "LULL", -1.0)
+    monkeypatch.setattr(modules, "LULL", -1.0)
     detect(toy("labels"), "digits", seed=3, tell=told.append)
     watched = ("watched 1 of 2", "watched 2 of 2", "watched 2")
     assert told == [

@@ -18,7 +18,7 @@ import torch
 
 from dfme.cli.main import main
 from dfme.errors import RunError, UserError
-from dfme.run.lock import DirectoryLock
+from dfme.run.directory import DirectoryLock
 from dfme.teachers.owner.watch import record as module
 from dfme.teachers.owner.watch.alarms import Alarm, AlarmFile
 from dfme.teachers.owner.watch.detector import Observation
