@@ -113,8 +113,11 @@ def extract(
         UserError: before the first query, naming every option that cannot work.
         TeacherError: if the teacher fails for good; what was paid for is kept in the run directory.
     """
-    students = as_mapping(student, "arch")
-    method_settings = as_mapping(method_options)
+    if not callable(teacher):
+        text = "expected a callable images -> scores"
+        raise OptionError("teacher.kind", text, got=f"{teacher!r:.100}")
+    students = as_mapping("student", student, "arch")
+    method_settings = as_mapping("method_options", method_options)
     objects = take_network(students, "arch", "student.arch")
     objects |= take_network(method_settings, "generator", "method.generator")
     method_name = None
@@ -127,7 +130,7 @@ def extract(
     if resume == "auto" and out:
         resume = is_run(out)
     config_file = Path(out) / "config.yaml" if resume and out else None
-    below = _settings_below(recipe, method_name, config_file)
+    below = _settings_below(recipe and str(recipe), method_name, config_file)
     settings = {
         "method": method_settings,
         "seed": seed,
@@ -139,14 +142,14 @@ def extract(
         "precision": precision,
         "student": students,
         "evaluation": evaluation_settings,
-        "schedule": as_mapping(schedule),
-        "answers": as_mapping(answers),
-        "wandb": wandb_environment() | as_mapping(wandb),
+        "schedule": as_mapping("schedule", schedule),
+        "answers": as_mapping("answers", answers),
+        "wandb": wandb_environment() | as_mapping("wandb", wandb),
     }
     optional = {"budget": budget, "estimator": estimator, "queries": queries}
     for name, value in optional.items():
         if value is not None:
-            settings[name] = value if name == "budget" else as_mapping(value)
+            settings[name] = value if name == "budget" else as_mapping(name, value)
     teacher_settings = {
         "kind": name_of(teacher),
         "shape": shape,
@@ -212,7 +215,7 @@ def _job(
     keywords["teacher"] = teacher
     layers = [Layer(Author.RECIPE, below), Layer(Author.KEYWORD, keywords)]
     method, layers = choose(layers, "method.name", "dfme")
-    when = recipes.variants_of(*(layer.content for layer in layers))
+    when = recipes.variants_of(*layers)
     layers = [layer.without("when") for layer in layers]
     entry = find_method(method, objects.get("method.name"))
     unheeded = [name for name in SECTIONS if name in given and name not in entry.sections]

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from dfme.data import ImageSet
 
 
-def as_mapping(config: object, alone: str = "") -> dict[str, Any]:
-    """A configuration, given as its dataclass or as a mapping, as a mapping; none is an empty one.
+def as_mapping(keyword: str, config: object, alone: str = "") -> dict[str, Any]:
+    """The configuration of a keyword, its dataclass or a mapping, as a mapping; none is empty.
 
     What else can be called is the option ``alone``, if there is one.
     """
@@ -27,7 +27,8 @@ def as_mapping(config: object, alone: str = "") -> dict[str, Any]:
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         return leaves(config)
     if not alone or not callable(config):
-        raise UserError(f"expected a configuration or a mapping of options, got {config!r}"[:200])
+        text = "expected a configuration or a mapping of options"
+        raise OptionError(keyword, text, got=f"{config!r:.100}")
     return {alone: config}
 
 
@@ -46,7 +47,7 @@ def evaluation_of(evaluation: Any) -> tuple[Mapping[str, Any], ImageSet | None]:
         return {"dataset": evaluation}, None
     is_mapping = isinstance(evaluation, Mapping)
     if evaluation is None or dataclasses.is_dataclass(evaluation):
-        return as_mapping(evaluation), None
+        return as_mapping("evaluation", evaluation), None
     if is_mapping and "images" not in evaluation:
         return dict(evaluation), None
     options = dict(evaluation) if is_mapping else {}

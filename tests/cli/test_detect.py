@@ -9,7 +9,7 @@ import pytest
 import torch
 from command_line import one_line, run
 
-from dfme.config.detectors import DETECTORS
+from dfme.config.detectors import DETECTORS, NEED_FEATURES
 from dfme.config.settings import EvaluationConfig, TeacherConfig
 from dfme.owner_side import job_of, owner_of
 from dfme.teachers.owner.watch import detection
@@ -22,7 +22,7 @@ SERVICE = (
     "--teacher v2 --teacher.url http://127.0.0.1:9 --teacher.model m --teacher.authorised-by me"
 )
 QUIET = ("random order", "pairs")
-NAMES = ["prada", "duplicates", "pairs", "labels", "scores", "coverage"]
+NAMES = [name for name in DETECTORS if name not in NEED_FEATURES]
 
 
 def write_log(folder: Path, count: int = 40) -> Path:

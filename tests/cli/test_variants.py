@@ -197,7 +197,7 @@ WRONG = [
 @pytest.mark.parametrize(("blocks", "message"), WRONG)
 def test_a_block_that_is_wrong_is_named_in_a_line(here: Path, blocks: str, message: str) -> None:
     (here / "mine.yaml").write_text(f"when: {blocks}\n")
-    with pytest.raises(UserError, match=f"^when.*{message}"):
+    with pytest.raises(UserError, match=rf"^mine\.yaml: when.*{message}"):
         parse("--config mine.yaml")
 
 

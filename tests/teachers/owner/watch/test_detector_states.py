@@ -84,7 +84,10 @@ def test_any_cut_into_batches_and_a_state_taken_up_read_the_same_bits(
             file.seek(0)
             cut = calibrated(name)
             cut.load_state_dict(torch.load(file, weights_only=True))
-    assert torch.equal(torch.cat([part.statistic_B for part in readings]), expected.statistic_B)
+    statistic_B = torch.cat([part.statistic_B for part in readings])
+    assert torch.equal(statistic_B, expected.statistic_B), (
+        "the numbers depend on how the stream is cut: compute each image's by itself"
+    )
     assert torch.equal(torch.cat([part.alarm_B for part in readings]), expected.alarm_B)
     torch.testing.assert_close(cut.state_dict(), uncut.state_dict(), rtol=0, atol=0)
 
