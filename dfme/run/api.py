@@ -32,7 +32,13 @@ from dfme.run.checks import check
 from dfme.run.directory import images_from_run_start, is_run
 from dfme.run.keywords import speaking_python
 from dfme.run.merged_job import merged_job, method_options
-from dfme.run.python_values import as_mapping, evaluation_of, take_network, with_student
+from dfme.run.python_values import (
+    as_mapping,
+    evaluation_of,
+    require_callable,
+    take_network,
+    with_student,
+)
 from dfme.spec import LabelMode
 
 if TYPE_CHECKING:
@@ -113,9 +119,7 @@ def extract(
         UserError: before the first query, naming every option that cannot work.
         TeacherError: if the teacher fails for good; what was paid for is kept in the run directory.
     """
-    if not callable(teacher):
-        text = "expected a callable images -> scores"
-        raise OptionError("teacher.kind", text, got=f"{teacher!r:.100}")
+    require_callable(teacher)
     students = as_mapping("student", student, "arch")
     method_settings = as_mapping("method_options", method_options)
     objects = take_network(students, "arch", "student.arch")

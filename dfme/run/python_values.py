@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from dfme.data import ImageSet
 
 
+def require_callable(teacher: object) -> None:
+    """Raise OptionError unless it can be a teacher."""
+    if not callable(teacher):
+        text = "expected a callable images -> scores"
+        raise OptionError("teacher.kind", text, got=f"{teacher!r:.100}")
+
+
 def as_mapping(keyword: str, config: object, alone: str = "") -> dict[str, Any]:
     """The configuration of a keyword, its dataclass or a mapping, as a mapping; none is empty.
 
