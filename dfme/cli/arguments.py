@@ -74,7 +74,7 @@ class Arguments:
             self.kind, layers = choose(layers, "teacher.kind", "torch")
         if inputs.method:
             layers = self._with_recipe(layers)
-        self.when = recipes.variants_of(*(layer.content for layer in layers))
+        self.when = recipes.variants_of(*layers)
         layers = [layer.without("when") for layer in layers]
         self._own = self._own_options() if inputs.teacher else []
         variables = {"wandb": wandb_environment(value_of(layers[:-1], "wandb.mode"))}

@@ -94,10 +94,9 @@ def check_dataset(
         )
     if len(path.parts) > 1 or path.suffix == ".npz":
         raise UserError(f"data set {name}: no such folder or file (looked in {Path.cwd()})")
-    hint = did_you_mean(name, DATASETS) or ";"
     raise UserError(
-        f"unknown name {name!r}{hint} Expected {', '.join(DATASETS)}, a folder of images (one "
-        "folder per class), or an .npz file of images and labels",
+        f"unknown name {name!r}{did_you_mean(name, DATASETS)}; expected {', '.join(DATASETS)}, a "
+        "folder of images (one folder per class), or an .npz file of images and labels",
         about="data set",
     )
 

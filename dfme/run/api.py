@@ -100,8 +100,15 @@ def _python_value(option: Ref) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def as_mapping(config: object, alone: str = "") -> dict[str, Any]:
-    """A configuration, given as its dataclass or as a mapping, as a mapping; none is an empty one.
+def require_callable(teacher: object) -> None:
+    """Raise OptionError unless it can be a teacher."""
+    if not callable(teacher):
+        text = "expected a callable images -> scores"
+        raise OptionError("teacher.kind", text, got=f"{teacher!r:.100}")
+
+
+def as_mapping(keyword: str, config: object, alone: str = "") -> dict[str, Any]:
+    """The configuration of a keyword, its dataclass or a mapping, as a mapping; none is empty.
 
     What else can be called is the option ``alone``, if there is one.
     """
@@ -110,7 +117,8 @@ def as_mapping(config: object, alone: str = "") -> dict[str, Any]:
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         return leaves(config)
     if not alone or not callable(config):
-        raise UserError(f"expected a configuration or a mapping of options, got {config!r}"[:200])
+        text = "expected a configuration or a mapping of options"
+        raise OptionError(keyword, text, got=f"{config!r:.100}")
     return {alone: config}
 
 
@@ -129,7 +137,7 @@ def evaluation_of(evaluation: Any) -> tuple[Mapping[str, Any], ImageSet | None]:
         return {"dataset": evaluation}, None
     is_mapping = isinstance(evaluation, Mapping)
     if evaluation is None or dataclasses.is_dataclass(evaluation):
-        return as_mapping(evaluation), None
+        return as_mapping("evaluation", evaluation), None
     if is_mapping and "images" not in evaluation:
         return dict(evaluation), None
     options = dict(evaluation) if is_mapping else {}
@@ -231,8 +239,9 @@ def extract(
         UserError: before the first query, naming every option that cannot work.
         TeacherError: if the teacher fails for good; what was paid for is kept in the run directory.
     """
-    students = as_mapping(student, "arch")
-    method_settings = as_mapping(method_options)
+    require_callable(teacher)
+    students = as_mapping("student", student, "arch")
+    method_settings = as_mapping("method_options", method_options)
     objects = take_network(students, "arch", "student.arch")
     objects |= take_network(method_settings, "generator", "method.generator")
     method_name = None
@@ -245,7 +254,7 @@ def extract(
     if resume == "auto" and out:
         resume = is_run(out)
     config_file = Path(out) / "config.yaml" if resume and out else None
-    below = _settings_below(recipe, method_name, config_file)
+    below = _settings_below(recipe and str(recipe), method_name, config_file)
     settings = {
         "method": method_settings,
         "seed": seed,
@@ -257,14 +266,14 @@ def extract(
         "precision": precision,
         "student": students,
         "evaluation": evaluation_settings,
-        "schedule": as_mapping(schedule),
-        "answers": as_mapping(answers),
-        "wandb": wandb_environment() | as_mapping(wandb),
+        "schedule": as_mapping("schedule", schedule),
+        "answers": as_mapping("answers", answers),
+        "wandb": wandb_environment() | as_mapping("wandb", wandb),
     }
     optional = {"budget": budget, "estimator": estimator, "queries": queries}
     for name, value in optional.items():
         if value is not None:
-            settings[name] = value if name == "budget" else as_mapping(value)
+            settings[name] = value if name == "budget" else as_mapping(name, value)
     teacher_settings = {
         "kind": name_of(teacher),
         "shape": shape,
@@ -330,7 +339,7 @@ def _job(
     keywords["teacher"] = teacher
     layers = [Layer(Author.RECIPE, below), Layer(Author.KEYWORD, keywords)]
     method, layers = choose(layers, "method.name", "dfme")
-    when = recipes.variants_of(*(layer.content for layer in layers))
+    when = recipes.variants_of(*layers)
     layers = [layer.without("when") for layer in layers]
     entry = find_method(method, objects.get("method.name"))
     unheeded = [name for name in SECTIONS if name in given and name not in entry.sections]

@@ -8,12 +8,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dfme.config.layers import Author, Layer
 from dfme.config.messages import unknown_choice
 from dfme.config.sections import QueriesConfig, Variant
 from dfme.config.settings import Job, ScheduleConfig, StudentConfig
 from dfme.config.values import flatten, from_mapping, leaves
 from dfme.config.yaml_files import load_yaml
-from dfme.errors import UserError, flag
+from dfme.errors import Ref, UserError, flag
 from dfme.methods import METHODS, SECTIONS, entry_of
 from dfme.queries.programs import DOMAINS
 from dfme.run.checks import method_problems
@@ -61,7 +62,7 @@ def by_name(name: str) -> Content:
     """
     files = shipped()
     if name not in files:
-        raise UserError(f"recipe: {unknown_choice('recipe', name, names())}")
+        raise UserError(unknown_choice("recipe", name, names()), about=Ref("recipe"))
     content = whole(tidy(load_yaml(files[name])), files[name])
     return _less(content, *OF_ITS_TEACHER) | {"student": _less(content.get("student", {}), "arch")}
 
@@ -99,7 +100,7 @@ def unfit(job: Job, shape: Sequence[int]) -> list[str]:
     ]
 
 
-def variants_of(*layers: Mapping[str, Any]) -> tuple[Variant, ...]:
+def variants_of(*layers: Layer) -> tuple[Variant, ...]:
     """The blocks ``when`` of a recipe and of layers above it, in their order.
 
     What a layer gives, by section or by dotted key, beats the blocks of those below. UserError for
@@ -107,21 +108,23 @@ def variants_of(*layers: Mapping[str, Any]) -> tuple[Variant, ...]:
     """
     variants: list[Variant] = []
     for layer in layers:
-        blocks = layer.get("when") or ()
+        place = f"{layer.file}: when" if layer.file else "when"
+        blocks = layer.content.get("when") or ()
         if not isinstance(blocks, list | tuple) or not all(
             isinstance(block, Mapping) for block in blocks
         ):
-            raise UserError(f"when: expected blocks such as {EXAMPLE}, got {blocks!r:.80}")
-        above = [_variant(block, number) for number, block in enumerate(blocks, 1)]
-        variants = [*beaten(variants, {key for key, _ in flatten(layer, ())}), *above]
+            raise UserError(f"{place}: expected blocks such as {EXAMPLE}, got {blocks!r:.80}")
+        above = [
+            _variant(block, f"{place}, block {number}: ") for number, block in enumerate(blocks, 1)
+        ]
+        variants = [*beaten(variants, {key for key, _ in flatten(layer.content, ())}), *above]
     return tuple(variants)
 
 
 EXAMPLE = "{side_above: 16, set: {student: {lr: 0.002}}}"
 
 
-def _variant(block: Mapping[str, Any], number: int) -> Variant:
-    place = f"when, block {number}: "
+def _variant(block: Mapping[str, Any], place: str) -> Variant:
     variant = from_mapping(Variant, block, place)
     values: dict[str, Any] = {}
     for name, section in tidy(variant.set).items():
@@ -187,8 +190,11 @@ def whole(content: Content, file: Path | None = None) -> Content:
     return merged(below(named, method)[1], _less(content, "recipe"))
 
 
-def merged(below: Content, above: Content) -> Content:
-    """Both, section by section. What stands above wins, over the variants below too."""
+def merged(below: Content, above: Content, file: str = "") -> Content:
+    """Both, section by section. What stands above wins, over the variants below too.
+
+    ``file``: the one that says what stands above.
+    """
     result = dict(below)
     for name, value in above.items():
         under = result.get(name)
@@ -196,7 +202,7 @@ def merged(below: Content, above: Content) -> Content:
             value = {**under, **value}
         result[name] = value
     result.pop("when", None)
-    if variants := variants_of(below, above):
+    if variants := variants_of(Layer(Author.RECIPE, below), Layer(Author.FILE, above, file)):
         result["when"] = plain(variants, "when")
     return result
 

@@ -17,7 +17,7 @@ from command_line import parse, run
 from small_runs import ctrl_c
 
 from dfme.cli.main import main
-from dfme.config.defences import DETECTORS
+from dfme.config.defences import DETECTORS, NEED_FEATURES
 from dfme.config.settings import EvaluationConfig, TeacherConfig
 from dfme.oracle.ledger import audit
 from dfme.owner_side import job_of, owner_of
@@ -34,7 +34,7 @@ SERVICE = (
     "--teacher v2 --teacher.url http://127.0.0.1:9 --teacher.model m --teacher.authorised-by me"
 )
 QUIET = ("random order", "pairs")
-NAMES = ["prada", "duplicates", "pairs", "labels", "scores", "coverage"]
+NAMES = [name for name in DETECTORS if name not in NEED_FEATURES]
 
 
 def write_log(folder: Path, count: int = 40) -> Path:

@@ -210,7 +210,7 @@ def test_python_takes_methods_of_a_recipe_and_refuses_unknown_ones(
     job = fake_build.pop()[0]
     assert (job.method, job.config.budget) == ("procedural", 12_000)
     assert (job.config.student.steps, job.config.student.lr) == (100, 0.2)
-    with pytest.raises(UserError, match=r"recipe: expected a recipe .* did you mean frugal"):
+    with pytest.raises(UserError, match=r"recipe=\.\.\.: expected a recipe .* did you mean frugal"):
         dfme.extract(ask, recipe="fruga")
     assert fake_build == []
 

@@ -207,7 +207,7 @@ def test_a_job_that_is_not_settled_is_a_document_like_any_other(here: Path) -> N
 )
 def test_a_block_that_is_wrong_is_named_in_a_line(here: Path, blocks: str, message: str) -> None:
     (here / "mine.yaml").write_text(f"when: {blocks}\n")
-    with pytest.raises(UserError, match=f"^when.*{message}"):
+    with pytest.raises(UserError, match=rf"^mine\.yaml: when.*{message}"):
         parse("--config mine.yaml")
 
 

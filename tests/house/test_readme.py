@@ -23,6 +23,7 @@ from dfme.audits.audit.options import AuditConfig
 from dfme.audits.compare.plan import CompareConfig
 from dfme.cli.flags import ALIASES
 from dfme.cli.main import VERBS, find
+from dfme.config.defences import DEFENCES, DETECTORS
 from dfme.config.values import options_of
 from dfme.config.yaml_files import load_yaml
 from dfme.methods import METHODS
@@ -104,6 +105,21 @@ def test_the_page_of_public_names_has_them_all_and_the_examples_of_extending_imp
     imported = [line for line in code.splitlines() if re.match(r"(from|import) dfme\b", line)]
     assert {line.split()[1] for line in imported} == {"dfme"}
     assert len(imported) >= 3
+
+
+@pytest.mark.parametrize(
+    ("page", "head", "registry"),
+    [
+        ("defences.md", ("Defence", "Rule"), DEFENCES),
+        ("watch.md", ("Name", "Statistic"), DETECTORS),
+    ],
+)
+def test_every_defence_and_every_detector_has_a_row_in_its_page(page, head, registry):
+    tables = TEXT[ROOT / "docs" / page].split(f"| {' | '.join(head)} |")[1:]
+    assert len(tables) == 1
+    table = tables[0].partition("\n\n")[0]
+    named = re.findall(r"^\| `(\w+)` \|", table, re.M)
+    assert named == [*registry], f"a row for each, in the order of the registry, in docs/{page}"
 
 
 def test_a_release_has_at_most_20_lines_in_the_changelog():

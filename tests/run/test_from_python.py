@@ -195,7 +195,8 @@ WRONG_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"shape": (3, 8)}, "shape=...: expected 3 whole numbers"),
     ({"shape": None}, "known: say shape=..."),
     ({"minutes": 0.001}, "minutes=0.001: expected at least"),
-    ({"student": [1]}, "expected a configuration or a mapping of options, got [1]"),
+    ({"student": [1]}, "student=...: expected a configuration or a mapping of options, got [1]"),
+    ({"recipe": 3}, "recipe=...: expected a recipe (dfme, "),
 ]
 
 
@@ -217,6 +218,12 @@ def test_what_is_wrong_is_said_in_python(
     assert "flag" not in said
     assert teacher.calls == 0
     assert list(tmp_path.iterdir()) == [tmp_path / "taken"]
+
+
+def test_what_is_no_teacher_is_refused() -> None:
+    for wrong in (None, 3, "digits"):
+        with pytest.raises(dfme.UserError, match=r"^teacher=\.\.\.: expected a callable images"):
+            dfme.extract(wrong, shape=(1, 8, 8), num_classes=10)  # type: ignore[arg-type]
 
 
 def test_all_that_is_wrong_is_said_at_once_by_key_and_by_keyword() -> None:

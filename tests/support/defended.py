@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dfme.config import defences as settings
 from dfme.config.defences import parse_defences
 from dfme.config.settings import TeacherConfig
 from dfme.config.values import from_mapping
@@ -32,7 +33,7 @@ def defended(defences: str, mode: str | None = None) -> Defended:
     return teacher
 
 
-ALL = "prada,duplicates,pairs,labels,scores,coverage,mahalanobis,sequential,sprt"
+ALL = ",".join(settings.DETECTORS)
 DETECTORS = ("pairs", "labels", "sequential")
 logging_watch = partial(Watch, names=DETECTORS, data="digits", on_alarm="log")
 

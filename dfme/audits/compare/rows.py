@@ -15,7 +15,7 @@ from dfme.config.messages import did_you_mean, nearest, unknown_choice
 from dfme.config.settings import ExtractConfig, Job
 from dfme.config.values import flatten, options_of
 from dfme.config.yaml_files import load_yaml
-from dfme.errors import Problem, UserError, flag
+from dfme.errors import Problem, Ref, UserError, flag
 from dfme.methods import METHODS, SECTIONS, find_method
 from dfme.oracle.ledger_log import read_history
 from dfme.run.directory import RunDirectory, holds_something
@@ -99,7 +99,9 @@ def row_content(row: str, rows: Mapping[str, Any], shared: Content) -> Content:
     elif content is None:
         if row not in shipped():
             choices = dict.fromkeys([*rows, *METHODS, *names()])
-            raise UserError(f"methods: {unknown_choice('row, method or recipe', row, choices)}")
+            raise UserError(
+                unknown_choice("row, method or recipe", row, choices), about=Ref("methods")
+            )
         return _of_recipe(row, load_yaml(shipped()[row]), shared)
     elif isinstance(content, str):
         if content not in shipped() and not os.path.isfile(locate(content)):
@@ -154,9 +156,8 @@ def _of_recipe(row: str, given: Mapping[str, Any], shared: Content) -> Content:
             name: value for name, value in student.items() if name not in EQUAL
         } | fixed
     recipe["method"] = _named(row, recipe.get("method", {}))
-    recipe["when"] = plain(
-        beaten(variants_of(recipe), [f"student.{name}" for name in EQUAL]), "when"
-    )
+    variants = variants_of(Layer(Author.RECIPE, recipe))
+    recipe["when"] = plain(beaten(variants, [f"student.{name}" for name in EQUAL]), "when")
     equal = {name: value for name, value in shared.items() if name not in OF_A_ROW}
     return equal | {name: value for name, value in recipe.items() if name in OF_A_ROW}
 
@@ -172,7 +173,9 @@ def _require_fair(row: str, own: Content, shared: Content) -> None:
         value = _section(own, "student").get(name)
         if value is not None and value != _section(shared, "student").get(name):
             raise UserError(f"rows.{row}.student.{name}: is equal in every row; set {key} instead")
-        if any(f"student.{name}" in variant.set for variant in variants_of(own)):
+        if any(
+            f"student.{name}" in variant.set for variant in variants_of(Layer(Author.RECIPE, own))
+        ):
             raise UserError(f"rows.{row}.when: student.{name} is equal in every row; set {key}")
 
 

@@ -19,8 +19,11 @@ from dfme.audits.audit.parts import CopyExamination
 from dfme.audits.audit.result import audit_result, document, json_schema, parse, recorded
 from dfme.errors import RunError
 
-STORED = Path(__file__).with_name("audit_0_15.json").read_text(encoding="utf-8")
-"""Written by release 0.15; lists were cut short, and what was null was given a value."""
+STORED_FILE = Path(__file__).with_name("audit_0_15.json")
+STORED = STORED_FILE.read_text(encoding="utf-8")
+"""Written by release 0.15; lists were cut short, what was null was given a value, and fields that
+came later were added.
+"""
 
 
 def parts(value: Any) -> Iterator[Any]:
@@ -36,7 +39,9 @@ def parts(value: Any) -> Iterator[Any]:
 
 def test_what_a_release_wrote_is_read_and_written_again_byte_for_byte() -> None:
     result = audit_result(json.loads(STORED))
-    assert json.dumps(document(result), indent=1, allow_nan=False) + "\n" == STORED
+    assert json.dumps(document(result), indent=1, allow_nan=False) + "\n" == STORED, (
+        f"write a new field's value into {STORED_FILE.name}, as docs/extending.md says"
+    )
     empty = dict[str, bool]()
     for part in parts(result):
         for entry in fields(part):
@@ -47,9 +52,8 @@ def test_what_a_release_wrote_is_read_and_written_again_byte_for_byte() -> None:
 
 
 def test_the_schema_in_docs_is_derived_from_the_dataclasses() -> None:
-    """Made by ``json.dumps(json_schema(), indent=1)``."""
     schema = json.loads((PROJECT / "docs/audit.schema.json").read_text())
-    assert schema == json_schema()
+    assert schema == json_schema(), "write the schema anew, as docs/extending.md says"
     for content in (json.loads(STORED), audit()):
         jsonschema.Draft202012Validator(schema).validate(content)
     assert {*schema["required"]} == audit().keys()
