@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from dfme.methods import METHODS as METHODS
     from dfme.methods import MethodEntry as MethodEntry
     from dfme.methods.base import Method as Method
+    from dfme.owner_side import Detector as Detector
+    from dfme.owner_side import Guard as Guard
     from dfme.run.api import extract as extract
     from dfme.run.run import Result as Result
     from dfme.run.student_file import load_student as load_student
@@ -34,8 +36,6 @@ if TYPE_CHECKING:
     from dfme.spec import Stateful as Stateful
     from dfme.spec import TeacherInfo as TeacherInfo
     from dfme.students.optimizers import ScheduledOptimizer as ScheduledOptimizer
-    from dfme.teachers.owner.guard.guard import Guard as Guard
-    from dfme.teachers.owner.watch.detector import Detector as Detector
 
 _PUBLIC = {
     "Count": "dfme.config.values",

@@ -71,7 +71,7 @@ METHODS: dict[str, MethodEntry] = {
     "dfms": MethodEntry(DfmsConfig, "dfme.methods.dfms:Dfms"),
     "knockoff": MethodEntry(KnockoffConfig, "dfme.methods.knockoff:Knockoff", (), keeps=True),
     "static": MethodEntry(StaticConfig, "dfme.methods.static:Static"),
-    "procedural": MethodEntry(ProceduralConfig, "dfme.methods.static:Procedural"),
+    "procedural": MethodEntry(ProceduralConfig, "dfme.methods.procedural:Procedural"),
 }
 
 

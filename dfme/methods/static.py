@@ -1,4 +1,6 @@
-"""The honest baselines, which train no generator. Every comparison must show them."""
+"""The honest baseline: queries from a generator as it was initialised. Every comparison must show
+it.
+"""
 
 from dfme.methods.base import Method
 
@@ -8,14 +10,4 @@ class Static(Method):
 
     Differences from a paper: none, there is no paper. It equals ``dfme`` with ``generator_steps``
     of zero.
-    """
-
-
-class Procedural(Method):
-    """Spends the whole budget on the student, on images of ``queries.programs``: cost = B * d
-    images.
-
-    Differences from a paper: none, this is our baseline. That images drawn by simple programs can
-    stand in for real ones is shown, for pre-training, by Baradad et al. 2021 (Learning to see by
-    looking at noise, arXiv 2106.05963).
     """

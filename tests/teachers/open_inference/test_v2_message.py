@@ -45,10 +45,7 @@ def same(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 @settings(max_examples=20, deadline=None)
-@given(
-    st.lists(NUMBERS | hnp.arrays(object, SHAPES, elements=st.binary(max_size=9)), max_size=4),
-    st.sampled_from(["inputs", "outputs"]),
-)
+@given(st.lists(NUMBERS, max_size=4), st.sampled_from(["inputs", "outputs"]))
 def test_binary_tensors_come_back_to_the_last_bit(arrays: list[np.ndarray], key: str) -> None:
     tensors = [NamedTensor(f"t{i}", array) for i, array in enumerate(arrays)]
     body, length = pack({"id": "a", "parameters": {"p": 1}}, tensors, key, binary=True)
@@ -60,7 +57,7 @@ def test_binary_tensors_come_back_to_the_last_bit(arrays: list[np.ndarray], key:
 
 
 @settings(max_examples=20, deadline=None)
-@given(NUMBERS | hnp.arrays(object, SHAPES, elements=st.text(max_size=9).map(str.encode)))
+@given(NUMBERS)
 def test_json_tensors_come_back_and_infinities_are_refused(array: np.ndarray) -> None:
     if array.dtype.kind == "f" and np.isinf(array).any():
         malformed(

@@ -229,7 +229,6 @@ def test_the_registry_has_what_options_name() -> None:
     assert tuple(DETECTORS) == settings.DETECTORS
     for name in DETECTORS:
         detector = calibrated(name)
-        assert detector.name == name
         assert detector.statistic
         assert detector.threshold > 0
         observations = (benign().plain, benign().corrupted)
