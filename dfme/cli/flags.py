@@ -144,7 +144,8 @@ def _named_file(name: str, flags: Sequence[Flag], find: FileFinder) -> Layer:
         usual = find(flags)
         if usual and comes_with_dfme(usual):
             ours = load_yaml(usual)
-            content = merged({key: ours[key] for key in OF_ITS_TEACHER if key in ours}, content)
+            of_teacher = {key: ours[key] for key in OF_ITS_TEACHER if key in ours}
+            content = merged(of_teacher, content, name)
     if comes_with_dfme(Path(path)) is not None:
         return Layer(Author.SHIPPED, content, name)
     return Layer(Author.RECORD if is_record(path) else Author.FILE, content, name)

@@ -132,8 +132,8 @@ def is_installed(path: Path, data: dict[str, list[str]], packages: list[str]) ->
     return False
 
 
-MAX_LOADED = 186
-MAX_ENTERED = 121
+MAX_LOADED = 112
+MAX_ENTERED = 84
 """Of dfme/ and teachers/; they only shrink."""
 
 PROGRAM = """
