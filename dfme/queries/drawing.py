@@ -281,7 +281,7 @@ def draw_pen(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
     Heuristic: what is known of handwriting without having seen any, of whatever script. Unlike
     ``draw_strokes``, an image has one pen and one ink, its ground is empty, and its curves lie
     within a box around the middle. Of grey images most are light on dark; coloured ones have any
-    two colours. What it is worth is in docs/results/real_size.md.
+    two colours. What it is worth is in docs/results/real_size_programs.md.
     """
     ground_BC11, ink_BC11 = uniform((2, count, spec.shape[0], 1, 1), 0, 1, rng).unbind()
     if spec.shape[0] == 1:

@@ -94,7 +94,7 @@ def draw_textured(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
 
     After Baradad et al. 2021 (arXiv 2106.05963), who draw leaves with textures as training data;
     theirs are of another kind. The ranges are heuristic. What it is worth is in
-    docs/results/real_size.md.
+    docs/results/real_size_programs.md.
     """
     return heap(Things(drawing.LEAVES, _cover_textured, paints), count, spec, rng)
 
@@ -141,7 +141,7 @@ def draw_text(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
     characters are those of Pillow's own font (Aileron) in three weights. Half of the grounds are
     plain, half textured leaves. An image wider than high is filled by its line, the more so the
     wider it is, and half of the lines are upside down. What it is worth is in
-    docs/results/real_size.md.
+    docs/results/real_size_programs.md.
     """
     unit = ImageSpec(spec.shape)
     half = -(-count // 2)
