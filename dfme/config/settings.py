@@ -286,7 +286,7 @@ class ExtractConfig:
         """The settings with a precision of ``auto`` chosen by the images and the device.
 
         ``fast_bf16``: the device is a CPU that computes in it. Measured: .6 of a step's time, and
-        level copies (docs/results/real_size_students.md). A custom net may have an operation that is fp32
+        level copies (docs/results/real_size.md). A custom net may have an operation that is fp32
         alone.
         """
         if self.precision != "auto":

@@ -39,7 +39,7 @@ PROGRAMS: dict[str, str] = {
     "generators": "dfme.queries.textures:draw_generators",
 }
 
-# queries.domain -> the programs that it sets; docs/results/real_size_programs.md has what each is worth.
+# queries.domain -> the programs that it sets; docs/results/real_size.md has what each is worth.
 DOMAINS: dict[str, tuple[str, ...]] = {
     "handwriting": ("pen",),
     "text": ("text",),

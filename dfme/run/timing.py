@@ -126,7 +126,7 @@ def within_minutes(
     """The job with the student's steps that fit its ``minutes``, if any.
 
     Where few steps of an ``auto`` student do not fit, it is cnn_small, which agreed as well as
-    cnn_large in so little time (docs/results/real_size_students.md). UserError where one pass over what is
+    cnn_large in so little time (docs/results/real_size.md). UserError where one pass over what is
     paid for takes longer.
     """
     config = job.config
