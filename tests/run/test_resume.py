@@ -37,6 +37,8 @@ from dfme.errors import UserError
 from dfme.oracle.ledger import audit
 from dfme.run.directory import RunDirectory
 
+pytestmark = pytest.mark.full("generator")
+
 # Stops
 
 

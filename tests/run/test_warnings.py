@@ -21,6 +21,8 @@ from dfme.run.build import run_job
 from dfme.run.job import PROJECT
 from dfme.run.work import worthwhile_threads
 
+pytestmark = pytest.mark.full("generator")
+
 SCORED: dict[str, Any] = {"evaluation": {"dataset": "digits", "limit": 100}}
 
 
