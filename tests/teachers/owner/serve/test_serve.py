@@ -21,8 +21,9 @@ from toys import LinearTeacher
 
 from dfme.errors import UserError
 from dfme.spec import ImageSpec, TeacherInfo
+from dfme.teachers.owner.serve import app as connections
+from dfme.teachers.owner.serve.app import MAX_CONNECTIONS
 from dfme.teachers.owner.serve.server import Serving
-from dfme.teachers.remote.transport import connections
 
 pytestmark = pytest.mark.integration
 
@@ -305,7 +306,7 @@ def test_of_many_that_wait_the_oldest_go_first_and_none_that_is_served() -> None
         started = time.monotonic()
         assert honest(serving.url) == 200
         assert time.monotonic() - started < 2
-        assert len(serving._server.server_state.connections) <= connections.MAX_CONNECTIONS
+        assert len(serving._server.server_state.connections) <= MAX_CONNECTIONS
         assert ended(first, b"") == b""
         last = stack.enter_context(opened(serving.port, ""))
         refusal("", ended, last, b"", 0.5, error=TimeoutError)
