@@ -74,13 +74,14 @@ def _quick_runs(request: pytest.FixtureRequest) -> Iterator[None]:
     """Runs of this process rehearse and draw nothing, and have a small generator.
 
     A file that needs one of the three says so: ``pytestmark = pytest.mark.full("generator")``, or
-    ``"pictures"``, or ``"rehearsal"``. A file of a slower tier has the pictures and the published
+    ``"pictures"``, or ``"rehearsal"``. A file with tests of a slower tier that run now has the pictures and the published
     generator, since its runs go on in other processes.
     """
     import small_runs
 
     parts = {part for mark in request.node.iter_markers("full") for part in mark.args}
-    slower = any(request.node.get_closest_marker(tier) for tier in OTHER_TIERS)
+    tests = [test for test in request.session.items if test.path == request.path]
+    slower = any(test.get_closest_marker(tier) for test in tests for tier in OTHER_TIERS)
     with ExitStack() as stack:
         if "rehearsal" not in parts:
             stack.enter_context(small_runs.no_rehearsal())
