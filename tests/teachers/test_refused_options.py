@@ -205,7 +205,7 @@ def test_what_a_stack_states_is_what_its_parts_state_together() -> None:
 
 
 ROOT = Path(__file__).resolve().parents[2]
-ALWAYS = {"build", "facts", "label_modes", "options"}
+ALWAYS = {"build", "facts", "label_modes", "options", "owner", "owner.checks"}
 """Modules of every teacher, and of the record that a run keeps of it."""
 
 CODE = """
