@@ -151,7 +151,10 @@ SETUPS: dict[str, tuple[Any, State]] = {
     "static": (Metered, {}),
     "dfme": (Metered, {**method("dfme"), **SCORED, "student": {}}),
     "adam": (Metered, {"student": {"optimizer": "adam", "replay_steps": 0}}),
-    "maze": (Metered, method("maze", partial_data="procedural", seed_images=30)),
+    "maze": (
+        Metered,
+        {**method("maze", partial_data="procedural", seed_images=30), "budget": BUDGET},
+    ),
     "disguide": (Metered, method("disguide")),
     "disk": (Metered, ON_DISK),
     "synthetic": (Metered, {**method("dfme"), "estimator": {"kind": "synthetic", "every": 2}}),

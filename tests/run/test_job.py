@@ -270,7 +270,7 @@ SMALL: dict[str, Any] = {
         ({"student": {"steps": 12}}, {"student": {"replay_steps": 3}}),
         (
             {"method": "dfme"},
-            {"estimator": {"every": 2, "synthetic_lr": 1.0, "prior": "neighbours"}},
+            {"estimator": {"every": 2, "synthetic_lr": 1.0}},
         ),
         (
             {"method": "maze"},
