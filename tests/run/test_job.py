@@ -19,7 +19,7 @@ from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.errors import UserError
 from dfme.methods import METHODS, SECTIONS
 from dfme.methods.configs import DfmeConfig
-from dfme.run import checks
+from dfme.run import checks, recipes
 from dfme.run.job import (
     EFFECTS,
     MAY_CHANGE_ON_RESUME,
@@ -283,7 +283,8 @@ SMALL: dict[str, Any] = {
 def test_what_is_refused_changes_no_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: dict[str, Any], idle: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(checks, "idle_problems", lambda *_: [])
+    for module in (checks, recipes):
+        monkeypatch.setattr(module, "idle_problems", lambda *_: [])
     without = merged(SMALL, base)
     clone(tmp_path / "without", Metered(), **without)
     clone(tmp_path / "with", Metered(), **merged(without, idle))
