@@ -285,10 +285,7 @@ def run(
         even = due > done or (training and not trainer.steps_due)
         if even or early[1] < early[0]:
             deferred.verify()
-            new = _known_scores(examination, trainer, progress)
-            if new is None:
-                with work.doing("scoring"):
-                    new = score_all(examination, trainer.delivered, trainer.vote)
+            new = _scored(examination, trainer, progress, work)
             progress.scores[ledger.spent, trainer.steps] = new
             metrics |= new | (goal.look(trainer.delivered, metrics | new) if goal else {})
             recorder.evaluation(ledger.spent, numbers(metrics) | _accounts(ledger, progress, price))
@@ -362,14 +359,15 @@ def _spend(method: Method, oracle: Oracle) -> Metrics | None:
     return metrics
 
 
-def _known_scores(
-    examination: Examination, trainer: StudentTrainer, progress: Progress
-) -> dict[str, float] | None:
-    """The scores of the student as it is, if they are known: on an evaluation set no query changes
-    them.
-    """
+def _scored(
+    examination: Examination, trainer: StudentTrainer, progress: Progress, work: Work
+) -> dict[str, float]:
+    """The scores of the student as it is, which on an evaluation set no query changes."""
     known = [scores for (_, steps), scores in progress.scores.items() if steps == trainer.steps]
-    return known[-1] if known and isinstance(examination, EvaluationSet) else None
+    if known and isinstance(examination, EvaluationSet):
+        return known[-1]
+    with work.doing("scoring"):
+        return score_all(examination, trainer.delivered, trainer.vote)
 
 
 def _accounts(ledger: Ledger, progress: Progress, price: float | None) -> dict[str, float]:
