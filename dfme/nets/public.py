@@ -19,11 +19,13 @@ from torch.nn.functional import interpolate
 from dfme.config.imports import blaming
 from dfme.errors import OptionError, UserError, say
 from dfme.files import open_file
-from dfme.nets.backbones import Blueprint, InputForm, Size, Sizes, form_of_timm
+from dfme.nets.backbones import Blueprint, form_of_timm
 from dfme.nets.files import differences, infer_net
+from dfme.nets.input_form import InputForm, Size, seen_size
 from dfme.nets.public_parts import parts_of
 from dfme.nets.sources import TRANSFORMERS, WHEEL_ARCH, Source, check_weights, find_source
 from dfme.nets.state_files import State, read_state
+from dfme.nets.transformers_nets import read_folder
 from dfme.nets.wheel import is_wheels, timm_names
 from dfme.spec import ImageSpec
 
@@ -37,13 +39,6 @@ __all__ = [
     "seen_size",
 ]
 
-LEAST_SIDE = 128
-"""Pixels of the shorter side, below which a convolutional backbone sees an enlarged image.
-
-Its last features have a cell for each 32 pixels: of a 32x32 image a single one is left.
-"""
-
-USUAL_SIDE = 224
 OURS = ("num_classes", "in_chans", "img_size")
 """Arguments of timm's nets that a student decides."""
 
@@ -74,7 +69,8 @@ def read_weights(weights: str, arch: str = "auto") -> PublicWeights:
     """
     source = find_source(weights, arch)
     if source.kind == TRANSFORMERS:
-        raise UserError(f"{weights}: folders of transformers are not read yet")
+        state, form, config = read_folder(source)
+        return PublicWeights(source.arch, source.name, _digest(source), form, state, config)
     file = read_state(source.path, choice="save the one that you mean in a file of its own")
     arch = source.arch
     state = file.state
@@ -90,7 +86,7 @@ def read_weights(weights: str, arch: str = "auto") -> PublicWeights:
         form = form_of_timm(stated if isinstance(stated, dict) else source.config, weights)
     with torch.device("meta"):
         outline = blueprint.build(form.size)
-    state = blueprint.fitted(state, outline)
+    state = blueprint.fitted(state, outline, form.size)
     _require_fit(outline, state, f"{weights} as {arch}")
     return PublicWeights(arch, source.name, _digest(source), form, state, blueprint.config)
 
@@ -204,7 +200,7 @@ def public_net(
         size = seen_size(spec, weights.form.size, blueprint.sizes(outline))
         form = replace(weights.form, size=size)
     net = empty_net(blueprint, spec, num_classes, form)
-    state = blueprint.fitted(weights.state, net.backbone)
+    state = blueprint.fitted(weights.state, net.backbone, form.size)
     _require_fit(net.backbone, state, f"{weights.name} as {weights.arch}")
     net.backbone.load_state_dict(state, strict=False)
     return net
@@ -238,29 +234,3 @@ def _width(backbone: nn.Module, size: Size, arch: str) -> int:
     if features_BD.ndim != 2:
         raise UserError(f"{arch}: expected features (B, d), got {tuple(features_BD.shape)}")
     return int(features_BD.shape[1])
-
-
-def seen_size(spec: ImageSpec, published: Size, sizes: Sizes) -> Size:
-    """Height and width at which a backbone sees the images of a spec.
-
-    Convolutions take any size: the image's own, enlarged where its shorter side has fewer than
-    ``LEAST_SIDE`` pixels, since a backbone that halves five times leaves less than 4x4 cells of it.
-    A net of patches has an embedding of each place, which can be interpolated for whole patches
-    down to half of the published size; below, and for nets of one size, the image is brought to
-    that size (at most 224 for patches, to which larger ones are interpolated).
-    """
-    height, width = spec.shape[1:]
-    shorter = min(height, width)
-    if sizes.kind == "any":
-        factor = max(1.0, LEAST_SIDE / shorter)
-        return round(height * factor), round(width * factor)
-    if sizes.kind == "one":
-        return published
-    usual = tuple(
-        USUAL_SIDE if side > USUAL_SIDE and USUAL_SIDE % patch == 0 else side
-        for side, patch in zip(published, sizes.patch, strict=True)
-    )
-    whole = height % sizes.patch[0] == 0 and width % sizes.patch[1] == 0
-    if whole and 2 * height >= usual[0] and 2 * width >= usual[1]:
-        return height, width
-    return usual[0], usual[1]
