@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dfme.config.imports import blaming
 from dfme.errors import UserError
-from dfme.nets import transformers_nets
+from dfme.nets import check_net, transformers_nets
 from dfme.nets.files import differences, of_bounded_size
 from dfme.nets.input_form import IMAGENET_MEAN, IMAGENET_STD, USUAL_SIDE, InputForm, Size, Sizes
 from dfme.nets.model_folders import numbers, positive, sized
@@ -36,10 +36,11 @@ class Blueprint:
         """The backbone for images of this size, with fresh weights; global random state moves."""
         what = f"{self.arch} cannot be built for images of {size[0]}x{size[1]}"
         with blaming(what, UserError, _line), of_bounded_size():
-            if self.arch.startswith(TIMM):
-                return _timm(self.arch, self.arguments, size)
             if self.arch == TRANSFORMERS:
                 return transformers_nets.build(self.arguments, size)
+            check_net(self.arch)  # other names can fetch, such as those of torchvision's detectors
+            if self.arch.startswith(TIMM):
+                return _timm(self.arch, self.arguments, size)
             return _torchvision(self.arch, size)
 
     @property

@@ -6,11 +6,10 @@ linear layer with the teacher's classes.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +17,18 @@ from torch.nn.functional import interpolate
 
 from dfme.config.imports import blaming
 from dfme.errors import OptionError, UserError, say
-from dfme.files import open_file
 from dfme.nets.backbones import Blueprint, form_of_timm
 from dfme.nets.files import differences, infer_net
 from dfme.nets.input_form import InputForm, Size, seen_size
 from dfme.nets.public_parts import parts_of
-from dfme.nets.sources import TRANSFORMERS, WHEEL_ARCH, Source, check_weights, find_source
+from dfme.nets.sources import (
+    TRANSFORMERS,
+    WHEEL_ARCH,
+    Source,
+    check_weights,
+    digest_of,
+    find_source,
+)
 from dfme.nets.state_files import State, read_state
 from dfme.nets.transformers_nets import read_folder
 from dfme.nets.wheel import is_wheels, timm_names
@@ -61,6 +66,21 @@ class PublicWeights:
     state: State
     config: str = ""
 
+    @property
+    def origin(self) -> Origin:
+        """What a student keeps of them beside the numbers."""
+        return Origin(self.arch, self.name, self.digest, self.config)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Which public weights a student started from: fields of ``PublicWeights``."""
+
+    arch: str
+    name: str
+    digest: str
+    config: str = ""
+
 
 def read_weights(weights: str, arch: str = "auto") -> PublicWeights:
     """The weights in a FILE, a FOLDER or the wheel; ``arch`` "auto": what they say themselves.
@@ -70,7 +90,7 @@ def read_weights(weights: str, arch: str = "auto") -> PublicWeights:
     source = find_source(weights, arch)
     if source.kind == TRANSFORMERS:
         state, form, config = read_folder(source)
-        return PublicWeights(source.arch, source.name, _digest(source), form, state, config)
+        return PublicWeights(source.arch, source.name, digest_of(source), form, state, config)
     file = read_state(source.path, choice="save the one that you mean in a file of its own")
     arch = source.arch
     state = file.state
@@ -88,7 +108,7 @@ def read_weights(weights: str, arch: str = "auto") -> PublicWeights:
         outline = blueprint.build(form.size)
     state = blueprint.fitted(state, outline, form.size)
     _require_fit(outline, state, f"{weights} as {arch}")
-    return PublicWeights(arch, source.name, _digest(source), form, state, blueprint.config)
+    return PublicWeights(arch, source.name, digest_of(source), form, state, blueprint.config)
 
 
 def _told_by(state: State, weights: str) -> str:
@@ -108,11 +128,6 @@ def _arguments_in(source: Source) -> str:
         return ""
     others = {name: value for name, value in arguments.items() if name not in OURS}
     return json.dumps(others, sort_keys=True) if others else ""
-
-
-def _digest(source: Source) -> str:
-    with open_file(source.path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _require_fit(backbone: nn.Module, state: State, what: str) -> None:
@@ -137,13 +152,20 @@ class PublicNet(nn.Module):
     """
 
     def __init__(
-        self, backbone: nn.Module, width: int, num_classes: int, spec: ImageSpec, form: InputForm
+        self,
+        backbone: nn.Module,
+        width: int,
+        num_classes: int,
+        spec: ImageSpec,
+        form: InputForm,
+        origin: Origin,
     ) -> None:
         super().__init__()
         self.backbone = backbone.eval()
         self.head = nn.Linear(width, num_classes)
         self.width = width
         self.form = form
+        self.origin = origin
         self.low, high = spec.bounds
         self.range = high - self.low
         scale = {"mean_C11": form.mean, "std_C11": form.std}
@@ -199,17 +221,25 @@ def public_net(
             outline = blueprint.build(weights.form.size)
         size = seen_size(spec, weights.form.size, blueprint.sizes(outline))
         form = replace(weights.form, size=size)
-    net = empty_net(blueprint, spec, num_classes, form)
+    net = empty_net(weights.origin, spec, num_classes, form)
     state = blueprint.fitted(weights.state, net.backbone, form.size)
     _require_fit(net.backbone, state, f"{weights.name} as {weights.arch}")
     net.backbone.load_state_dict(state, strict=False)
     return net
 
 
-def empty_net(
-    blueprint: Blueprint, spec: ImageSpec, num_classes: int, form: InputForm
-) -> PublicNet:
+def published_facts(net: nn.Module) -> dict[str, Any] | None:
+    """What a record says of the public weights that a net started from; None of another net."""
+    if not isinstance(net, PublicNet):
+        return None
+    origin = {name: value for name, value in vars(net.origin).items() if name != "config"}
+    form = {name: list(value) for name, value in vars(net.form).items()}
+    return {**origin, **form}
+
+
+def empty_net(origin: Origin, spec: ImageSpec, num_classes: int, form: InputForm) -> PublicNet:
     """The student without the weights of its backbone."""
+    blueprint = Blueprint(origin.arch, origin.config)
     channels = spec.shape[0]
     if channels not in CHANNELS:
         raise UserError(
@@ -218,7 +248,7 @@ def empty_net(
     with torch.random.fork_rng(devices=[]):
         backbone = blueprint.build(form.size).eval()
     width = _width(backbone, form.size, blueprint.arch)
-    return PublicNet(backbone, width, num_classes, spec, form)
+    return PublicNet(backbone, width, num_classes, spec, form, origin)
 
 
 def _width(backbone: nn.Module, size: Size, arch: str) -> int:
