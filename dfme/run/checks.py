@@ -44,7 +44,7 @@ def find_problems(job: Job, gives: Callable[[str], bool] | None = None) -> list[
         *_run_directory_problems(job.config),
     ]
     if gives is not None:
-        problems += idle_problems(job, gives)
+        problems += [*idle_problems(job, gives), *_without_steps(job, gives)]
     return problems
 
 
@@ -80,14 +80,26 @@ def _weights_problems(job: Job, weights: str) -> Iterator[Problem]:
             "student.weights", partial(check_weights, weights, job.config.student.arch)
         )
     train = job.config.student.train
-    if train in ("auto", "all"):
-        return
-    if hasattr(job.method_config, "latent_size"):
+    if train not in ("auto", "all") and hasattr(job.method_config, "latent_size"):
         whole = "expected all, or auto, with method {}, whose generator learns from gradients"
         yield Problem("student.train", say(whole, job.method), got=train)
-    if students_of(job) > 1:
+    if learns_in_stages(job) and students_of(job) > 1:
         one = say("expected one student, or {student.train:all}, since all would be the same")
         yield Problem("student.train", one, got=f"{train} and {students_of(job)} students")
+
+
+OF_STEPS = ("steps", "passes", "replay_steps", "replay_batch", "optimizer", "lr", "momentum")
+OF_STEPS += ("weight_decay", "decay_images", "loss", "shrink", "augment", "average")
+"""Options of a student that is trained by the optimiser alone."""
+
+
+def _without_steps(job: Job, gives: Callable[[str], bool]) -> Iterator[Problem]:
+    """Options that a student which learns in stages does not heed."""
+    if learns_in_stages(job):
+        for name in OF_STEPS:
+            if gives(f"student.{name}"):
+                only = say("takes effect on a student with weights only with {student.train:all}")
+                yield Problem(f"student.{name}", only)
 
 
 def students_of(job: Job) -> int:
@@ -160,7 +172,7 @@ def _student_problems(job: Job) -> Iterator[Problem]:
     if 0 < config.count < needed:
         few = f"expected at least {needed}, which {job.method} plays against each other"
         yield Problem("student.count", few, got=str(config.count))
-    if config.rounds and not (config.steps or config.passes):
+    if config.rounds and not (config.steps or config.passes or learns_in_stages(job)):
         yield Problem(
             "student.rounds",
             say("expected {student.passes} or {student.steps} as well, which are taken in them"),
