@@ -229,14 +229,14 @@ def extract(
     ..., "labels": ...} leaves room for the configuration. ``method`` may be a class of one's own,
     ``student`` (or its ``arch``) and ``method_options["generator"]`` a torch module, of which a
     copy is trained, or what makes one (docs/extending.md); ``student`` may also be the name of a
-    net. From weights that anybody can download it starts by {"weights": FILE, "arch": NAME}. ``callback(queries, metrics)``, or with
-    the student as a third argument, hears every line of metrics.jsonl; metrics that it returns as a
-    mapping join the line. Where it returns True the run stops, where it raises too, and all that is
-    paid is kept: call again with ``resume=True`` to go on, or with "auto", which begins where
-    ``out`` holds no run yet. The result has the ``student`` (a torch module), the ``summary`` (that
-    of summary.json), the ``metrics`` and the ``run_dir``. What is not given is as in ``recipe``,
-    one of dfme's by its name (``frugal``, ``paper``...) and by default the method's; a resumed run
-    keeps its own.
+    net. From weights that anybody can download it starts by {"weights": FILE, "arch": NAME}.
+    ``callback(queries, metrics)``, or with the student as a third argument, hears every line of
+    metrics.jsonl; metrics that it returns as a mapping join the line. Where it returns True the run
+    stops, where it raises too, and all that is paid is kept: call again with ``resume=True`` to go
+    on, or with "auto", which begins where ``out`` holds no run yet. The result has the ``student``
+    (a torch module), the ``summary`` (that of summary.json), the ``metrics`` and the ``run_dir``.
+    What is not given is as in ``recipe``, one of dfme's by its name (``frugal``, ``paper``...) and
+    by default the method's; a resumed run keeps its own.
 
     Raises:
         UserError: before the first query, naming every option that cannot work.
