@@ -139,7 +139,7 @@ def _torchvision(arch: str, size: Size) -> nn.Module:
     name = [name for name, layer in net.named_modules() if isinstance(layer, nn.Linear)][-1]
     parent, _, child = name.rpartition(".")
     setattr(net.get_submodule(parent), child, nn.Identity())
-    net.last_layer = name  # type: ignore[assignment]
+    net.last_layer = name
     return net
 
 

