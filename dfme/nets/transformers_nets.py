@@ -26,7 +26,7 @@ from dfme.nets.processor import (
     require_bounded,
     resulting_shape,
 )
-from dfme.nets.sources import TRANSFORMERS, Source, import_theirs
+from dfme.nets.sources import TRANSFORMERS, WeightsFile, import_theirs
 from dfme.nets.state_files import State
 from dfme.nets.transformers_folders import (
     description_of,
@@ -73,7 +73,7 @@ class TransformersBackbone(nn.Module):
         return features.flatten(1)  # type: ignore[no-any-return]
 
 
-def read_folder(source: Source) -> tuple[State, InputForm, str]:
+def read_folder(source: WeightsFile) -> tuple[State, InputForm, str]:
     """A folder's weights without the last layer, the form of its images, its description as JSON.
 
     UserError for weights that lack a tensor, and for an image processor that does more than scale.
