@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from dfme.answers.reading import NO_ANSWER
 from dfme.errors import UserError
 from dfme.spec import LabelMode
 from dfme.students.heads import Head, answers_needed, fit, solve
@@ -63,7 +64,7 @@ def test_a_head_is_recovered_by_a_fifth_more_answers_than_features_and_not_by_a_
     assert error(solved.head, truth, elsewhere) < 1e-4
     assert solved.residual < 1e-4
     few = features(round(0.9 * WIDTH))
-    assert error(solve(few, probabilities(truth, few), FULL, 9).head, truth, elsewhere) > 1e-2
+    assert error(solve(few, probabilities(truth, few), FULL, 9).head, truth, elsewhere) > 1e-3
 
 
 def test_the_weights_themselves_are_recovered_up_to_a_constant_for_all_classes():
@@ -104,15 +105,15 @@ def test_logits_may_be_shifted_for_each_image():
 
 @pytest.mark.parametrize(("decimals", "most"), [(6, 0.02), (4, 0.05), (2, 0.3)])
 def test_rounded_answers_weighed_by_what_survives_beat_their_logarithms(decimals, most):
-    truth = true_head(6, size=0.7)
-    asked = random_features(400)
+    truth = true_head(6, width=20, size=1.2)
+    asked = random_features(130, 20)
     answers, mode = rounded(probabilities(truth, asked), decimals)
     weighed = solve(asked, answers, mode, 6)
     logs = answers.double().clamp_min(0.5 * 10.0**-decimals).log()
     inputs = torch.cat([asked, torch.ones(len(asked), 1)], dim=1).double()
     plain = torch.linalg.lstsq(inputs, logs).solution.float()
     unweighed = Head(plain[:-1].T, plain[-1])
-    elsewhere = random_features(500, seed=1)
+    elsewhere = random_features(500, 20, seed=1)
     assert error(weighed.head, truth, elsewhere) < min(most, error(unweighed, truth, elsewhere))
 
 
@@ -139,13 +140,13 @@ def test_a_thousand_classes():
 
 
 def test_of_the_k_largest_only_the_revealed_entries_count():
-    truth = true_head(6)
-    asked = random_features(600)
+    truth = true_head(6, width=20)
+    asked = random_features(200, 20)
     answers = probabilities(truth, asked)
     least = answers.topk(3, dim=1).values[:, -1:]
     answers = answers.masked_fill(answers < least, torch.nan)
     solved = solve(asked, answers, LabelMode("top_k", k=3), 6)
-    assert error(solved.head, truth, random_features(300, seed=1)) < 0.02
+    assert error(solved.head, truth, random_features(300, 20, seed=1)) < 0.02
     assert solved.resolved == pytest.approx(0.5)
 
 
@@ -215,7 +216,7 @@ def test_images_without_an_answer_are_left_out():
     answers[::10] = torch.nan
     assert error(solve(asked, answers, FULL, 4).head, truth, random_features(200, seed=1)) < 1e-4
     labels = truth(asked).argmax(dim=1)
-    labels[::10] = -1
+    labels[::10] = NO_ANSWER
     left = labels >= 0
     whole = fit(asked, labels, LabelMode("label"), 4)
     part = fit(asked[left], labels[left], LabelMode("label"), 4)
@@ -223,8 +224,8 @@ def test_images_without_an_answer_are_left_out():
 
 
 def test_the_same_seed_gives_the_same_head():
-    asked = random_features(200)
-    answers, mode = rounded(probabilities(true_head(4), asked), 2)
+    asked = random_features(80, 20)
+    answers, mode = rounded(probabilities(true_head(4, width=20), asked), 2)
     first = fit(asked, answers, mode, 4, seed=3)
     second = fit(asked, answers, mode, 4, seed=3)
     assert torch.equal(first.head.weight_KD, second.head.weight_KD)
