@@ -84,10 +84,10 @@ def logistic_owner(pictures: Pictures, seed: int) -> Head:
         optimizer.zero_grad()
         loss = cross_entropy(inputs_ND @ weight_KD.T + bias_K, pictures.train_N)
         loss = loss + 1.5e-3 * weight_KD.square().sum()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return loss
 
-    optimizer.step(closure)  # type: ignore[no-untyped-call]
+    optimizer.step(closure)
     weight_KD = weight_KD.detach() / deviation_D
     return Head(weight_KD, bias_K.detach() - weight_KD @ mean_D)
 
@@ -103,7 +103,7 @@ def trained_owner(pictures: Pictures, seed: int) -> Head:
                 optimizer.zero_grad()
                 scores_BK = layer(pictures.train_ND[picked])
                 loss = cross_entropy(scores_BK, pictures.train_N[picked])
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 optimizer.step()
     return Head(layer.weight.detach(), layer.bias.detach())
 

@@ -88,15 +88,15 @@ class Descent:
 
         def closure() -> Tensor:
             optimizer.zero_grad()
-            loss = self._loss(inputs_ND @ unknown_DK + free_K)
+            loss: Tensor = self._loss(inputs_ND @ unknown_DK + free_K)
             loss = loss + (penalty_D1 * unknown_DK.square()).sum()
             # a class that no answer names would have a bias without limit
             loss = loss + 0.5 * min(ridge, 1e-6) * free_K.square().sum()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             return loss
 
         with torch.enable_grad():
-            optimizer.step(closure)  # type: ignore[no-untyped-call]
+            optimizer.step(closure)
         weight_DK = self._axes_DD @ (unknown_DK.detach().double() * factor_D1)
         return weight_DK, free_K.detach().double()
 

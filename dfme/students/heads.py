@@ -107,7 +107,7 @@ LossOf = Callable[[Tensor], HeadLoss]
 
 
 @dataclass(frozen=True)
-class _Task:
+class _HeldBack:
     """Features and answers, all of them, with the indices of what is learnt from and held back."""
 
     features_ND: Tensor
@@ -120,7 +120,7 @@ class _Task:
     @classmethod
     def of(
         cls, features_ND: Tensor, answers: Tensor, mode: LabelMode, num_classes: int, seed: int
-    ) -> _Task:
+    ) -> _HeldBack:
         """Without images that have no answer. UserError for what cannot be learnt from."""
         if len(features_ND) != len(answers):
             raise ValueError(f"{len(features_ND)} features and {len(answers)} answers")
@@ -192,7 +192,7 @@ def solve(
     """
     if mode.kind == "label":
         raise UserError("expected scores to solve for a head, got labels; fit one instead")
-    task = _Task.of(features_ND, answers, mode, num_classes, seed)
+    task = _HeldBack.of(features_ND, answers, mode, num_classes, seed)
     resolved = float((~_bounds(task.answers, mode)).double().mean())
     rounded = mode.decimals is not None or mode.kind == "top_k"
     trial, final = _descended(task) if rounded else _linear(task)
@@ -218,14 +218,14 @@ def fit(
     """The head of least cross-entropy to answers of any mode, with the ridge that held-back answers
     prefer; for owners whose head is not linear in these features, too.
     """
-    task = _Task.of(features_ND, answers, mode, num_classes, seed)
+    task = _HeldBack.of(features_ND, answers, mode, num_classes, seed)
     ridges = RIDGES if mode.soft else LABEL_RIDGES
     trial = task.search(task.entropy, Scaling.plain(task.features_ND), ridges)
     final = task.refit(task.entropy, trial, STEPS)
     return Fitted(final.head, trial.ridge, trial.agreement)
 
 
-def _descended(task: _Task) -> tuple[_Trial, _Trial]:
+def _descended(task: _HeldBack) -> tuple[_Trial, _Trial]:
     """The best head without the held-back answers, and the same with them.
 
     First on the features as they are, then with more room for the features that it weighs, while
@@ -243,7 +243,7 @@ def _descended(task: _Task) -> tuple[_Trial, _Trial]:
     return trial, task.refit(loss_of, trial, LAST_STEPS)
 
 
-def _losses(task: _Task) -> tuple[LossOf, ...]:
+def _losses(task: _HeldBack) -> tuple[LossOf, ...]:
     """Entropy where most answers are rounded to a few steps, log-odds where they are fine."""
     decimals = task.mode.decimals or 6
     if decimals >= 5 and task.mode.kind != "top_k":
@@ -251,7 +251,7 @@ def _losses(task: _Task) -> tuple[LossOf, ...]:
     return (task.entropy,) if decimals <= 3 else (task.entropy, task.log_odds)
 
 
-def _linear(task: _Task) -> tuple[_Trial, _Trial]:
+def _linear(task: _HeldBack) -> tuple[_Trial, _Trial]:
     """The best head by least squares without the held-back answers, and the same with them."""
     scaling = Scaling.plain(task.features_ND)
     scaled_ND = scaling(task.features_ND)
