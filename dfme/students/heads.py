@@ -24,7 +24,7 @@ from dfme.students.head_descent import Descent, LeastSquares, MaskedSquares, Sca
 from dfme.students.head_losses import Entropy, HeadLoss, Intervals, LogOdds, targets
 from dfme.students.losses import SMALLEST
 
-EXACT_RIDGES = tuple(10.0**-exponent for exponent in range(1, 17))
+EXACT_RIDGES = tuple(10.0**-exponent for exponent in range(2, 17, 2))
 """Shares of the features' mean square norm."""
 RIDGES = tuple(10.0**-exponent for exponent in range(3, 9))
 LABEL_RIDGES = tuple(10.0**-exponent for exponent in range(2, 7))
@@ -263,7 +263,7 @@ def _linear(task: _HeldBack) -> tuple[_Trial, _Trial]:
     bias_K = weight_DK.new_zeros(odds_NK.shape[1])
     trials = []
     for ridge in EXACT_RIDGES:
-        weight_DK, bias_K = kept(ridge, weight_DK, bias_K, STEPS)
+        weight_DK, bias_K = kept(ridge, weight_DK, bias_K, 2 * STEPS)
         scores_NK = scaled_ND[task.held] @ weight_DK + bias_K
         trial = _Trial(task.agreement(scores_NK), ridge, weight_DK, bias_K, scaling)
         trials.append((loss.residual(scores_NK), trial))
@@ -309,14 +309,12 @@ def _variances(features_ND: Tensor) -> Tensor:
 
 
 def _split(features_ND: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Indices to learn from and to hold back: a fifth, or fewer where that would leave too few for
-    an exact head.
-    """
+    """Indices to learn from and to hold back: a fifth, or half of what an exact head can spare."""
     images = len(features_ND)
     rng = torch.Generator().manual_seed(derived_seed(seed, "held back"))
     order = torch.randperm(images, generator=rng)
     held = max(1, round(HELD_BACK * images))
     spare = images - answers_needed(features_ND.shape[1])
-    if 0 < spare < held:
-        held = spare
+    if spare > 0:
+        held = min(held, (spare + 1) // 2)
     return order[held:], order[:held]
