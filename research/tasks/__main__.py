@@ -7,7 +7,7 @@ import numpy as np
 
 from dfme.errors import UserError
 from research.tasks.digits28 import digits28
-from research.tasks.parts import Parts, Pixels
+from research.tasks.parts import Parts
 from research.tasks.patches import patches, photographs
 from research.tasks.plates import plates
 from research.tasks.things import like_things, things
@@ -38,25 +38,26 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of all that is drawn (default: 0)")
     given = parser.parse_args()
     try:
-        arrays = _arrays(given.name, given.package, given.side, given.seed)
+        _write(given.out, given.name, given.package, given.side, given.seed)
     except UserError as error:
         parser.error(str(error))
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(given.out, **arrays)
 
 
-def _arrays(name: str, package: Path, side: int, seed: int) -> dict[str, Pixels]:
-    """What the file holds, by the names that dfme knows; UserError where the images are missing."""
+def _write(out: Path, name: str, package: Path, side: int, seed: int) -> None:
+    """UserError where the images are missing."""
+    out.parent.mkdir(parents=True, exist_ok=True)
     if name == "things_pool":
         images, labels = like_things(package, side, seed)
-        return {"images": images, "labels": labels}
+        np.savez_compressed(out, images=images, labels=labels)
+        return
     train, test = _parts(name, package, side, seed)
-    return {
-        "train_images": train[0],
-        "train_labels": train[1],
-        "test_images": test[0],
-        "test_labels": test[1],
-    }
+    np.savez_compressed(
+        out,
+        train_images=train[0],
+        train_labels=train[1],
+        test_images=test[0],
+        test_labels=test[1],
+    )
 
 
 def _parts(name: str, package: Path, side: int, seed: int) -> Parts:

@@ -148,15 +148,12 @@ def tune(net: nn.Module, train: ImageSet, test: ImageSet, tuning: Tuning, seed: 
 
 def parts_of(net: nn.Module) -> nn.Sequential:
     """The network's modules in the order of computation, the last one its head."""
+    stages = net.get_submodule("blocks").children()
     return nn.Sequential(
         Pixels(),
-        net.conv_stem,
-        net.bn1,
-        *(block for stage in net.blocks for block in stage),
-        net.conv_head,
-        net.bn2,
-        net.global_pool,
-        net.classifier,
+        *map(net.get_submodule, ("conv_stem", "bn1")),
+        *(block for stage in stages for block in stage.children()),
+        *map(net.get_submodule, ("conv_head", "bn2", "global_pool", "classifier")),
     )
 
 

@@ -150,7 +150,8 @@ def test_what_is_said_to_be_tuned_is_and_nothing_else(tuned: str) -> None:
         for name, value in net.state_dict().items()
         if not torch.equal(value, before[name])
     }
-    blocks = [f"blocks.{at}.{i}" for at, stage in enumerate(net.blocks) for i in range(len(stage))]
+    stages = enumerate(net.get_submodule("blocks").children())
+    blocks = [f"blocks.{at}.{name}" for at, stage in stages for name, _ in stage.named_children()]
     around = {"conv_stem", "bn1"} if tuned == "all" else set()
     last = {"conv_head", "bn2"} if tuned != "none" else set()
     assert moved == {*blocks[16 - tuning.blocks :], *around, *last, "classifier"}
