@@ -46,7 +46,7 @@ HEAD = Tuning(0, 1e-3, 30)
 TUNED = {
     "none": HEAD,
     "tail": Tuning(5, 3e-4, 4),
-    "seven": Tuning(7, 1e-2, 4),
+    "seven": Tuning(7, 3e-2, 4),
     "all": Tuning(16, 3e-4, 3),
 }
 """seven: with a rate that forgets much of what the weights knew, on purpose."""

@@ -97,7 +97,10 @@ def like_things(package: Path, side: int, seed: int) -> Part:
 
 
 def glyph_of(unified: str) -> frozenset[int]:
-    """The glyph of an emoji: code points in hexadecimal, joined by -, without what varies."""
+    """The glyph of an emoji: code points in hexadecimal, joined by -, without what varies.
+
+    As a set: so two flags of the same letters (CA, AC) stay together, too, which does no harm.
+    """
     points = [int(point, 16) for point in unified.split("-")]
     return frozenset(part for point in points for part in SAME.get(point, (point,)))
 
