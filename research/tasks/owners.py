@@ -8,6 +8,7 @@ import importlib.util
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -73,7 +74,8 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     try:
-        train, test = (load_dataset(str(given.data), part) for part in ("train", "test"))
+        train = _images(given.data, "train")
+        test = _images(given.data, "test")
         net = public_net(given.seed)
     except UserError as error:
         parser.error(str(error))
@@ -97,6 +99,16 @@ def main() -> None:
         f"{given.out}: accuracy {score.accuracy:.1%}, constant answer {score.constant:.1%}, "
         f"{time.process_time():.0f} CPU seconds"
     )
+
+
+def _images(data: Path, part: Literal["train", "test"]) -> ImageSet:
+    images = load_dataset(str(data), part)
+    if images.shape != SHAPE or images.num_classes != len(CATEGORIES):
+        raise UserError(
+            f"{data}: expected things of 3x224x224 in nine classes (python -m research.tasks "
+            f"things OUT --side 224), got {images.shape} in {images.num_classes}"
+        )
+    return images
 
 
 def public_net(seed: int) -> nn.Module:

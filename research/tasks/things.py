@@ -112,7 +112,7 @@ def _pictures(package: Path) -> list[Picture]:
         items: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
         pictures = [
             Picture(
-                str(item["image"]),
+                Path(item["image"]).name,
                 CATEGORIES.index(item["category"]),
                 glyph_of(item["unified"]),
             )
@@ -145,9 +145,8 @@ def _split(pictures: list[Picture], seed: int) -> tuple[list[Picture], list[Pict
             if len(glyph) <= min(room, MOST_VARIANTS):
                 test.update(glyph)
                 room -= len(glyph)
-    return [each for each in pictures if each not in test], [
-        each for each in pictures if each in test
-    ]
+    train = [picture for picture in pictures if picture not in test]
+    return train, [picture for picture in pictures if picture in test]
 
 
 def _part(folder: Path, pictures: list[Picture], side: int, random: np.random.Generator) -> Part:

@@ -157,6 +157,27 @@ def test_what_is_said_to_be_tuned_is_and_nothing_else(tuned: str) -> None:
     assert moved == {*blocks[16 - tuning.blocks :], *around, *last, "classifier"}
 
 
+def test_images_of_another_size_are_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images, labels = np.full((9, 3, 32, 32), 200, np.uint8), np.arange(9)
+    np.savez(
+        tmp_path / "things.npz",
+        train_images=images,
+        train_labels=labels,
+        test_images=images,
+        test_labels=labels,
+    )
+    words = ["owners", str(tmp_path / "things.npz"), str(tmp_path / "owner.safetensors")]
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(SystemExit, match="2"):
+        owners.main()
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "expected things of 3x224x224 in nine classes" in said
+    assert "got (3, 32, 32) in 9" in said
+    assert not (tmp_path / "owner.safetensors").exists()
+
+
 @pytest.mark.integration
 def test_an_owner_has_the_published_weights_and_answers_as_the_network_does() -> None:
     pytest.importorskip("timm")
