@@ -18,6 +18,7 @@ from dfme.data import ImageSet, load_dataset
 from dfme.errors import UserError
 from dfme.nets import build_net
 from dfme.nets.files import save_module
+from dfme.nets.pickles import load_plain
 from dfme.teachers.local.weights import Card
 from research.tasks.things import CATEGORIES
 
@@ -116,7 +117,7 @@ def public_net(seed: int) -> nn.Module:
     torch.manual_seed(seed)
     net = build_net(ARCH, SHAPE, len(CATEGORIES))
     net.classifier = nn.Linear(WIDTH, len(CATEGORIES))  # timm's begins too large for 1,334 pictures
-    weights = torch.load(_wheel(), map_location="cpu", weights_only=True).values()
+    weights = load_plain(_wheel()).values()
     state = {
         name: value if name.startswith("classifier") else weight
         for (name, value), weight in zip(net.state_dict().items(), weights, strict=True)
