@@ -8,8 +8,8 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 trap 'kill $(jobs -p) 2>/dev/null; exit 130' INT TERM
 
-ALL=(tests students bench gradients claim_plates claim_photos paper frugal_plates frugal_photos quick_plates
-    quick_photos speed claim_20m standard_plates standard_photos)
+ALL=(tests students bench gradients claim_plates claim_patches paper frugal_plates frugal_patches quick_plates
+    quick_patches speed claim_20m standard_plates standard_patches)
 python=${PYTHON:-python} out=runs/gpu_day dry='' stop=1000000 wanted=()
 while [ $# -gt 0 ]; do
     case $1 in
@@ -53,7 +53,7 @@ else
     frugal=(--budget 200 --student.passes 1)
     quick=(--attackers frugal --label-modes probabilities --defences none --twin none --budget 200)
     standard=(--dry-run)
-    [ ${#wanted[@]} -gt 0 ] || wanted=(${ALL[@]//*_photos/}) # which are the steps of plates once more
+    [ ${#wanted[@]} -gt 0 ] || wanted=(${ALL[@]//*_patches/}) # which are the steps of plates once more
 fi
 [ ${#wanted[@]} -gt 0 ] || wanted=("${ALL[@]}")
 

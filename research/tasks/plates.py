@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from dfme.data.images import LUMA
 from research.tasks.parts import Parts, Pixels, drawn
-from research.tasks.photos import SIDE, patch
+from research.tasks.patches import SIDE, patch
 
 STYLES = ("", "-Bold", "-Oblique", "-BoldOblique")
 FONTS = (

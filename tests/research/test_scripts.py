@@ -30,7 +30,7 @@ from research.gpu_tables import main
 from research.options import BenchConfig
 from research.published import PublishedLoop
 from research.tasks.digits28 import digits28
-from research.tasks.photos import photos
+from research.tasks.patches import patches
 from research.tasks.plates import plates
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,7 +58,7 @@ def test_every_command_is_understood(
 ) -> None:
     monkeypatch.chdir(ROOT)
     images, labels = np.zeros((200, 3, 32, 32), np.uint8), np.arange(200) % 10
-    for task in ("plates", "photos"):
+    for task in ("plates", "patches"):
         (tmp_path / f"{task}.safetensors").touch()
         np.savez(tmp_path / f"{task}.npz", test_images=images, test_labels=labels)
     said = script("--dry-run", "--out", str(tmp_path), TASKS=str(tmp_path), TOY=toy).stdout
@@ -242,7 +242,7 @@ PHOTOGRAPHS = [photograph(10 * label) for label in range(10)]
 
 
 def test_patches_to_train_are_of_left_halves_and_those_to_test_of_right_ones() -> None:
-    train, test = photos(PHOTOGRAPHS, 40, 20, seed=3)
+    train, test = patches(PHOTOGRAPHS, 40, 20, seed=3)
     for (images, labels), added, count_of_class in ((train, 0, 4), (test, 100, 2)):
         assert images.shape == (10 * count_of_class, 3, 32, 32)
         assert images.dtype == labels.dtype == np.uint8

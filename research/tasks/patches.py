@@ -1,5 +1,5 @@
-"""`photos`: which of ten photographs a patch of 32x32 is from; left halves to train, right halves
-to test.
+"""`patches`: which of ten photographs a patch of 32x32 is from, which its colours tell; left halves
+to train, right halves to test.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ PHOTOGRAPHS = (
 )
 
 
-def photos(photographs: Sequence[Image.Image], train: int, test: int, seed: int) -> Parts:
+def patches(photographs: Sequence[Image.Image], train: int, test: int, seed: int) -> Parts:
     """So many patches of each part, as many of each photograph, drawn by the seed."""
     left = [each.crop((0, 0, each.width // 2, each.height)) for each in photographs]
     right = [
