@@ -15,6 +15,7 @@ from dfme.data import check_dataset
 from dfme.errors import Problem, Ref, Text, UserError, say
 from dfme.methods import METHODS, entry_of
 from dfme.nets import check_net, find_net, is_own
+from dfme.nets.sources import check_weights
 from dfme.queries.programs import check_pool, check_programs
 from dfme.run.directory import holds_something, is_run
 from dfme.run.job import POOLS, idle_problems
@@ -58,12 +59,35 @@ def net_problems(key: str, arch: str | None) -> Iterator[Problem]:
 
 def _nets_of(job: Job) -> Iterator[Problem]:
     """Unknown student or generator; a Python object is tried when it is built."""
-    if "student.arch" not in job.objects:
-        yield from net_problems("student.arch", job.config.student.arch)
+    student = job.config.student
+    if student.weights is not None:
+        yield from _weights_problems(job, student.weights)
+    elif "student.arch" not in job.objects:
+        yield from net_problems("student.arch", student.arch)
     generator = getattr(job.method_config, "generator", "auto")
     if generator != "auto" and "method.generator" not in job.objects:
         key = "method.generator"
         yield from _caught(key, partial(find_target, generator, Ref(key)))
+
+
+def _weights_problems(job: Job, weights: str) -> Iterator[Problem]:
+    """Public weights that are not there, not of the architecture, or not to be trained so."""
+    if "student.arch" in job.objects:
+        named = say("expected a name as {student.arch} with it, such as timm:NAME")
+        yield Problem("student.weights", named, got="a network of your own")
+    else:
+        yield from _caught(
+            "student.weights", partial(check_weights, weights, job.config.student.arch)
+        )
+    train = job.config.student.train
+    if train in ("auto", "all"):
+        return
+    if hasattr(job.method_config, "latent_size"):
+        whole = "expected all, or auto, with method {}, whose generator learns from gradients"
+        yield Problem("student.train", say(whole, job.method), got=train)
+    if students_of(job) > 1:
+        one = say("expected one student, or {student.train:all}, since all would be the same")
+        yield Problem("student.train", one, got=f"{train} and {students_of(job)} students")
 
 
 def students_of(job: Job) -> int:
