@@ -21,7 +21,7 @@ SCALES = {"ImageNet's mean and std": IMAGENET, "mean and std .5": HALF, "0 to 1"
 AT_ONCE = 32
 SCREENED = 160
 """Images by which forms are compared, before the best one sees all of them."""
-TIMED = 8
+TIMED = 4
 SOLVED = 400
 SOLVES = 12
 """Eigenvalues of as many unknowns as features are taken so often, for ``SOLVED`` ones timed."""
@@ -58,99 +58,84 @@ def forms_of(weights: PublicWeights, spec: ImageSpec) -> list[Form]:
     return list(forms.values())
 
 
+class Backbone:
+    """A candidate for the images of a teacher; a net for each size that it takes.
+
+    UserError where it takes the images in no form. ``width``: the numbers in its features.
+    """
+
+    def __init__(self, weights: PublicWeights, spec: ImageSpec) -> None:
+        self.weights = weights
+        self._spec = spec
+        self._nets: dict[tuple[int, int], PublicNet] = {}
+        problem: UserError | None = None
+        tried = forms_of(weights, spec)
+        for size in dict.fromkeys(form.input.size for form in tried):
+            of_size = replace(spec, shape=(spec.shape[0], *size))
+            try:
+                self._nets[size] = public_net(
+                    weights, of_size, 2, replace(weights.form, size=size)
+                ).eval()
+            except UserError as error:
+                problem = error
+        if not self._nets:
+            assert problem is not None
+            raise problem
+        self.forms = [form for form in tried if form.input.size in self._nets]
+        self.width = next(iter(self._nets.values())).width
+
+    def features(self, x_BCHW: Tensor, form: Form) -> Tensor:
+        """Features (B, d) of the teacher's images in this form."""
+        net = self._nets[form.input.size]
+        for buffer, values in ((net.mean_C11, form.input.mean), (net.std_C11, form.input.std)):
+            buffer.copy_(torch.tensor(values).view(-1, 1, 1))
+        if form.resize:
+            low, high = self._spec.bounds
+            size = form.input.size
+            x_BCHW = interpolate(x_BCHW, size, mode=form.resize, antialias=True).clamp(low, high)
+        with torch.no_grad():
+            return net.features(x_BCHW).float()
+
+    def seconds(self, count: int) -> float:
+        """About how long the features of ``count`` images take, the comparison of forms included,
+        and the solves.
+        """
+        x_BCHW = torch.zeros(TIMED, *self._spec.shape)
+        of_size: dict[tuple[int, int], float] = {}
+        for form in self.forms:
+            if form.input.size not in of_size:
+                self.features(x_BCHW, form)
+                began = time.perf_counter()
+                self.features(x_BCHW, form)
+                of_size[form.input.size] = (time.perf_counter() - began) / TIMED
+        compared = sum(of_size[form.input.size] for form in self.forms) * min(SCREENED, count)
+        rest = max(of_size.values()) * max(0, count - SCREENED)
+        return compared + rest + SOLVES * _seconds_of_solve(min(self.width, count))
+
+
+def _seconds_of_solve(unknowns: int) -> float:
+    products = torch.eye(SOLVED, dtype=torch.float64) + 0.01
+    began = time.perf_counter()
+    torch.linalg.eigh(products)
+    return (time.perf_counter() - began) * (unknowns / SOLVED) ** 3
+
+
 class FormFeatures:
     """Features of the same images in one form, computed as far as they are asked for."""
 
-    def __init__(
-        self, weights: PublicWeights, form: Form, spec: ImageSpec, images: Images, name: str
-    ) -> None:
+    def __init__(self, backbone: Backbone, form: Form, images: Images) -> None:
         self.form = form
-        self._weights = weights
-        self._spec = spec
+        self._backbone = backbone
         self._images = images
-        self._name = name
         self._parts: list[Tensor] = []
         self._done = 0
 
     def first(self, count: int, progress: Progress) -> Tensor:
-        """Features (count, d) of the first images. UserError for a form that the net cannot
-        take.
-        """
-        if self._done < count:
-            net = self._net()
-            with torch.no_grad():
-                while self._done < count:
-                    stop = min(self._done + AT_ONCE, count)
-                    self._parts.append(net.features(self._seen(self._done, stop)).float())
-                    self._done = stop
-                    progress(f"features of {self._name}, {self.form.name}", stop, count)
+        """Features (count, d) of the first images."""
+        while self._done < count:
+            stop = min(self._done + AT_ONCE, count)
+            x_BCHW = self._images(self._done, stop)
+            self._parts.append(self._backbone.features(x_BCHW, self.form))
+            self._done = stop
+            progress(f"features of {self._backbone.weights.name}, {self.form.name}", stop, count)
         return torch.cat(self._parts)[:count]
-
-    def _net(self) -> PublicNet:
-        spec = replace(self._spec, shape=(self._spec.shape[0], *self.form.input.size))
-        return public_net(self._weights, spec, 2, self.form.input).eval()
-
-    def _seen(self, start: int, stop: int) -> Tensor:
-        x_BCHW = self._images(start, stop)
-        if not self.form.resize:
-            return x_BCHW
-        low, high = self._spec.bounds
-        size = self.form.input.size
-        return interpolate(x_BCHW, size, mode=self.form.resize, antialias=True).clamp(low, high)
-
-
-def usable_forms(weights: PublicWeights, spec: ImageSpec) -> list[Form]:
-    """Those forms that the architecture takes. UserError where it takes none."""
-    usable = []
-    sizes: dict[tuple[int, int], bool] = {}
-    problem: UserError | None = None
-    for form in forms_of(weights, spec):
-        size = form.input.size
-        if size not in sizes:
-            try:
-                of_size = replace(spec, shape=(spec.shape[0], *size))
-                public_net(weights, of_size, 2, form.input)
-                sizes[size] = True
-            except UserError as error:
-                sizes[size] = False
-                problem = error
-        if sizes[size]:
-            usable.append(form)
-    if not usable:
-        assert problem is not None
-        raise problem
-    return usable
-
-
-def seconds_of(weights: PublicWeights, spec: ImageSpec, count: int) -> float:
-    """About how long the features of ``count`` images take, the comparison of forms included, and
-    the solves.
-    """
-    forms = usable_forms(weights, spec)
-    slowest = 0.0
-    total = 0.0
-    of_size: dict[tuple[int, int], float] = {}
-    for form in forms:
-        if (size := form.input.size) not in of_size:
-            net = public_net(weights, replace(spec, shape=(spec.shape[0], *size)), 2, form.input)
-            of_size[size] = _seconds_of_image(net.eval(), torch.zeros(TIMED, spec.shape[0], *size))
-            width = net.width
-        slowest = max(slowest, of_size[size])
-        total += min(SCREENED, count) * of_size[size]
-    features = slowest * max(0, count - SCREENED) + total
-    return features + SOLVES * _seconds_of_solve() * (min(width, count) / SOLVED) ** 3
-
-
-def _seconds_of_image(net: PublicNet, x_BCHW: Tensor) -> float:
-    with torch.no_grad():
-        net.features(x_BCHW)
-        began = time.perf_counter()
-        net.features(x_BCHW)
-    return (time.perf_counter() - began) / len(x_BCHW)
-
-
-def _seconds_of_solve() -> float:
-    products = torch.eye(SOLVED, dtype=torch.float64) + 0.01
-    began = time.perf_counter()
-    torch.linalg.eigh(products)
-    return time.perf_counter() - began

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dfme.answers.reading import cut_to, decimals, top_class, unanswered
-from dfme.audits.backbone.features import SCREENED, FormFeatures, usable_forms
+from dfme.audits.backbone.features import SCREENED, Backbone, FormFeatures
 from dfme.audits.backbone.images import Images, Progress
 from dfme.audits.backbone.verdict import (
     AS_GIVEN,
@@ -20,7 +20,6 @@ from dfme.audits.backbone.verdict import (
     Kind,
     Leak,
 )
-from dfme.nets.public import PublicWeights
 from dfme.spec import ImageSpec, LabelMode
 from dfme.students.heads import answers_needed, fit, solve
 from dfme.students.losses import log_probabilities
@@ -43,7 +42,7 @@ teacher. Measured alike: .10 to .14 of owners made from it.
 
 
 def backbone_question(
-    candidates: Sequence[PublicWeights],
+    candidates: Sequence[Backbone],
     images: Images,
     answers: Tensor,
     mode: LabelMode,
@@ -59,7 +58,7 @@ def backbone_question(
     """
     answered = ~unanswered(answers)
     look = _Look(images, answers, mode, spec, num_classes, progress, seed)
-    seen = [look.candidate(weights) for weights in candidates]
+    seen = [look.candidate(backbone) for backbone in candidates]
     seen.sort(key=lambda pair: pair[0].explained, reverse=True)
     best, features = seen[0]
     top_N = top_class(answers[answered])
@@ -96,7 +95,6 @@ class _Look:
         self._answered = ~unanswered(answers)
         self._answers = answers[self._answered]
         self._mode = mode
-        self._spec = spec
         self._num_classes = num_classes
         self._progress = progress
         self._seed = seed
@@ -113,12 +111,10 @@ class _Look:
         rounded = "not rounded" if self._decimals is None else f"of {self._decimals} decimals"
         return f"{self._mode.kind}, {rounded}"
 
-    def candidate(self, weights: PublicWeights) -> tuple[CandidateVerdict, Tensor]:
+    def candidate(self, backbone: Backbone) -> tuple[CandidateVerdict, Tensor]:
         """The verdict of one candidate, and its features in the best form."""
-        forms = [
-            FormFeatures(weights, form, self._spec, self._images, weights.name)
-            for form in usable_forms(weights, self._spec)
-        ]
+        weights = backbone.weights
+        forms = [FormFeatures(backbone, form, self._images) for form in backbone.forms]
         best, lead = self._best(forms)
         self._progress(f"solving for a head on {weights.name}", self._count, self._count)
         features_ND = best.first(self._count, self._progress)[self._answered]

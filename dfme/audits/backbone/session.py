@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dfme.answers.reading import unanswered
 from dfme.audits.backbone.candidates import SHARE, Candidate
-from dfme.audits.backbone.features import seconds_of
+from dfme.audits.backbone.features import Backbone
 from dfme.audits.backbone.images import DrawnImages, Images, Progress
 from dfme.audits.backbone.question import backbone_question
 from dfme.audits.backbone.verdict import BackboneVerdict, spoken
@@ -25,7 +25,7 @@ from dfme.config.settings import Job
 from dfme.config.yaml_files import dump_yaml, load_yaml
 from dfme.errors import BudgetExhausted, OptionError, Unserved, UserError
 from dfme.files import write_text
-from dfme.nets.public import PublicWeights, public_net, read_weights
+from dfme.nets.public import read_weights
 from dfme.oracle.oracle import Oracle
 from dfme.run.build import build_oracle, build_teacher, facts_of
 from dfme.run.directory import RunDirectory
@@ -58,15 +58,16 @@ def look(
     with ExitStack() as held:
         teacher = build_teacher(job, None, choose_device(job.config.device))
         held.callback(teacher.info.close)
-        widths = [public_net(each, teacher.spec, teacher.num_classes).width for each in weights]
-        count = _count(job, images, max(widths), teacher)
+        backbones = [Backbone(each, teacher.spec) for each in weights]
+        width = max(backbone.width for backbone in backbones)
+        count = _count(job, images, width, teacher)
         job = replace(job, config=replace(job.config, budget=count))
         directory = held.enter_context(_directory(job, candidates, count))
         oracle = build_oracle(
             job, teacher, directory, {}, (checks := DeferredChecks()), facts_of(job, teacher)
         )
         held.enter_context(closing(oracle)).report_to(tell)
-        tell(_plan(job, teacher, weights, count, max(widths)))
+        tell(_plan(job, teacher, backbones, count, width))
         tell(f"if stopped, go on with:\n  {resume_command(directory.path, job, 'check')}")
         drawn = DrawnImages(teacher.spec, count, job.config.seed, progress)
         answers = _ask(oracle, drawn, tell, progress)
@@ -74,7 +75,7 @@ def look(
         if bool(unanswered(answers).all()):
             raise Unserved(f"the service named a class for none of {len(answers)} drawn images")
         verdict = backbone_question(
-            weights,
+            backbones,
             drawn,
             answers,
             oracle.label_mode,
@@ -141,13 +142,11 @@ def _settings(job: Job, candidates: Sequence[Candidate], count: int) -> dict[str
     return {"backbone": backbone, "images": count, **kept}
 
 
-def _plan(
-    job: Job, teacher: Teacher, weights: Sequence[PublicWeights], count: int, width: int
-) -> str:
+def _plan(job: Job, teacher: Teacher, backbones: Sequence[Backbone], count: int, width: int) -> str:
     """What is going to be asked, what it costs and how long it takes, in a line."""
     price = job.teacher.price_per_1000
     cost = "" if price is None else f", {count * price / 1000:,.2f} at the price given"
-    seconds = sum(seconds_of(each, teacher.spec, count) for each in weights)
+    seconds = sum(backbone.seconds(count) for backbone in backbones)
     rate = teacher.info.wire.images_per_second
     paced = "" if rate is None else f" (at least {spoken(count / rate)}, at the rate given)"
     return (

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dfme.answers.reading import cut_to
 from dfme.audits.backbone.candidates import Candidate, candidate_problems, candidates_of
-from dfme.audits.backbone.features import forms_of
+from dfme.audits.backbone.features import Backbone, forms_of
 from dfme.audits.backbone.images import DrawnImages
 from dfme.audits.backbone.question import backbone_question, explained
 from dfme.audits.backbone.verdict import BackboneVerdict, lines_of
@@ -71,7 +71,8 @@ def ask(net: nn.Module, count: int = 125) -> Tensor:
 def judged(
     answers: Tensor, *weights: PublicWeights, mode: LabelMode = PROBABILITIES
 ) -> BackboneVerdict:
-    return backbone_question(weights, images(), answers, mode, SPEC, CLASSES, quiet)
+    backbones = [Backbone(each, SPEC) for each in weights]
+    return backbone_question(backbones, images(), answers, mode, SPEC, CLASSES, quiet)
 
 
 def test_a_head_on_a_frozen_backbone_is_told_and_copied(tmp_path: Path) -> None:
