@@ -5,10 +5,11 @@ whether it is a public backbone with a head on it.
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic.dataclasses import dataclass
 
@@ -21,6 +22,9 @@ from dfme.config.values import CONFIG, Basic, Device, Images, Seed, narrowed
 from dfme.errors import Problem, say
 from dfme.methods import METHODS
 from dfme.run.checks import fresh_directory_problems
+
+if TYPE_CHECKING:
+    from dfme.report.terminal import StatusLine
 
 
 @dataclass(frozen=True, config=CONFIG)
@@ -121,32 +125,31 @@ def _backbone(arguments: Arguments, config: CheckConfig) -> int:
     extraction = replace(narrowed(ExtractConfig, config), budget=config.images or 1)
     job = Job(extraction, teacher, kind_options, "static", METHODS["static"].config())
     from dfme.audits.backbone.session import RESULT, look
-    from dfme.report.terminal import Notes
+    from dfme.report.terminal import Notes, StatusLine
 
-    with Notes(tell) as notes, _progress() as progress:
-        verdict, directory = look(job, candidates, config.images, notes, progress)
+    with closing(StatusLine(sys.stderr)) as line, Notes(line.note) as notes:
+        verdict, directory = look(job, candidates, config.images, notes, Steps(line))
     print("\n".join(map(printable, [*lines_of(verdict), "", f"{directory / RESULT}"])))
     return 0
 
 
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
+class Steps:
     """Hears how far each step is: a line at the foot of a terminal; elsewhere one now and then."""
-    from dfme.report.terminal import StatusLine
 
-    line = StatusLine(sys.stderr)
-    latest = {"what": "", "at": 0.0}
-    shown = {"share": 0.0, "text": "beginning"}
+    def __init__(self, line: "StatusLine") -> None:
+        self._line = line
+        self._share = 0.0
+        self._text = "beginning"
+        self._latest = ""
+        self._said_at = 0.0
+        line.show(lambda: (self._share, [self._text], []))
 
-    def heard(what: str, done: int, total: int) -> None:
-        shown.update(share=done / total, text=f"{what}: {done:,} of {total:,}")
+    def __call__(self, what: str, done: int, total: int) -> None:
+        self._share = done / total
+        self._text = f"{what}: {done:,} of {total:,}"
         now = time.monotonic()
-        if not line.live and (what != latest["what"] or now - latest["at"] >= EVERY_SECONDS):
-            latest.update(what=what, at=now)
-            line.note(shown["text"])
-
-    line.show(lambda: (shown["share"], [shown["text"]], []))
-    try:
-        yield heard
-    finally:
-        line.close()
+        if self._line.live or (what == self._latest and now - self._said_at < EVERY_SECONDS):
+            return
+        self._latest = what
+        self._said_at = now
+        self._line.note(self._text)

@@ -12,7 +12,7 @@ SHARE = 1.3
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PublicBackbone:
     """Weights that anybody can download, as ``student.weights`` names them, and their
     architecture.
     """
@@ -21,20 +21,20 @@ class Candidate:
     arch: str = "auto"
 
 
-def candidates_of(texts: Sequence[str]) -> list[Candidate]:
+def candidates_of(texts: Sequence[str]) -> list[PublicBackbone]:
     """The candidates that ``FILE``, ``FOLDER``, ``wheel`` or ``ARCH=FILE`` name."""
     return [_candidate(text) for text in texts]
 
 
-def _candidate(text: str) -> Candidate:
+def _candidate(text: str) -> PublicBackbone:
     """A file may have ``=`` in its name; an architecture has no folder in its own."""
     arch, equals, weights = text.partition("=")
     if not equals or "/" in arch or os.path.exists(text):
-        return Candidate(text)
-    return Candidate(weights, arch)
+        return PublicBackbone(text)
+    return PublicBackbone(weights, arch)
 
 
-def candidate_problems(key: str, candidates: Sequence[Candidate]) -> Iterator[Problem]:
+def candidate_problems(key: str, candidates: Sequence[PublicBackbone]) -> Iterator[Problem]:
     """Candidates that cannot be read, as far as can be seen without torch."""
     for candidate in candidates:
         try:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from dfme.audits.backbone.images import Images, Progress
+from dfme.audits.backbone.images import ImagesAt, StepHeard
 from dfme.errors import UserError
 from dfme.nets.public import InputForm, PublicNet, PublicWeights, public_net
 from dfme.spec import ImageSpec
@@ -23,12 +23,12 @@ SCREENED = 160
 """Images by which forms are compared, before the best one sees all of them."""
 TIMED = 4
 SOLVED = 400
-SOLVES = 12
+SOLVES = 25
 """Eigenvalues of as many unknowns as features are taken so often, for ``SOLVED`` ones timed."""
 
 
 @dataclass(frozen=True)
-class Form:
+class SeenForm:
     """How images may reach a backbone. ``resize``: bicubic or bilinear; "" where none is needed."""
 
     name: str
@@ -41,20 +41,20 @@ class Form:
         return self.input.mean, self.input.std
 
 
-def forms_of(weights: PublicWeights, spec: ImageSpec) -> list[Form]:
+def forms_of(weights: PublicWeights, spec: ImageSpec) -> list[SeenForm]:
     """The forms to try: as published first, then other sizes and scales, none of them twice."""
     height, width = spec.shape[1:]
     own = (height, width)
     published = weights.form
     scales = {"mean and std as published": (published.mean, published.std), **SCALES}
-    forms: dict[tuple[InputForm, str], Form] = {}
+    forms: dict[tuple[InputForm, str], SeenForm] = {}
     for size in (published.size, own):
         ways = ("",) if size == own else ("bicubic", "bilinear")
         for resize in ways:
             for words, (mean, std) in scales.items():
                 seen = InputForm(size, mean, std)
                 name = ", ".join(filter(None, (f"{size[0]}x{size[1]}", resize, words)))
-                forms.setdefault((seen, resize), Form(name, seen, resize))
+                forms.setdefault((seen, resize), SeenForm(name, seen, resize))
     return list(forms.values())
 
 
@@ -84,7 +84,7 @@ class Backbone:
         self.forms = [form for form in tried if form.input.size in self._nets]
         self.width = next(iter(self._nets.values())).width
 
-    def features(self, x_BCHW: Tensor, form: Form) -> Tensor:
+    def features(self, x_BCHW: Tensor, form: SeenForm) -> Tensor:
         """Features (B, d) of the teacher's images in this form."""
         net = self._nets[form.input.size]
         for buffer, values in ((net.mean_C11, form.input.mean), (net.std_C11, form.input.std)):
@@ -123,14 +123,14 @@ def _seconds_of_solve(unknowns: int) -> float:
 class FormFeatures:
     """Features of the same images in one form, computed as far as they are asked for."""
 
-    def __init__(self, backbone: Backbone, form: Form, images: Images) -> None:
+    def __init__(self, backbone: Backbone, form: SeenForm, images: ImagesAt) -> None:
         self.form = form
         self._backbone = backbone
         self._images = images
         self._parts: list[Tensor] = []
         self._done = 0
 
-    def first(self, count: int, progress: Progress) -> Tensor:
+    def first(self, count: int, progress: StepHeard) -> Tensor:
         """Features (count, d) of the first images."""
         while self._done < count:
             stop = min(self._done + AT_ONCE, count)

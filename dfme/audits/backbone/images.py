@@ -15,11 +15,11 @@ DRAWN_SIDE = 96
 """Longest side in pixels that is drawn: at 224 these programs take ten times as long."""
 CHUNK = 32
 
-Progress = Callable[[str, int, int], None]
+StepHeard = Callable[[str, int, int], None]
 """Hears what is done, how much of it, and of how much."""
 
 
-Images = Callable[[int, int], Tensor]
+ImagesAt = Callable[[int, int], Tensor]
 """Images (B, C, H, W) as a teacher is asked them, from the first place to before the second."""
 
 
@@ -28,7 +28,7 @@ class DrawnImages:
     count.
     """
 
-    def __init__(self, spec: ImageSpec, count: int, seed: int, progress: Progress) -> None:
+    def __init__(self, spec: ImageSpec, count: int, seed: int, progress: StepHeard) -> None:
         self._spec = spec
         channels, height, width = spec.shape
         scale = min(1.0, DRAWN_SIDE / max(height, width))

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from dfme.answers.reading import unanswered
-from dfme.audits.backbone.candidates import SHARE, Candidate
+from dfme.audits.backbone.candidates import SHARE, PublicBackbone
 from dfme.audits.backbone.features import Backbone
-from dfme.audits.backbone.images import DrawnImages, Images, Progress
+from dfme.audits.backbone.images import DrawnImages, ImagesAt, StepHeard
 from dfme.audits.backbone.question import backbone_question
 from dfme.audits.backbone.verdict import BackboneVerdict, spoken
 from dfme.compute.device import choose_device
@@ -42,10 +42,10 @@ Tell = Callable[[str], None]
 
 def look(
     job: Job,
-    candidates: Sequence[Candidate],
+    candidates: Sequence[PublicBackbone],
     images: int | None,
     tell: Tell,
-    progress: Progress,
+    progress: StepHeard,
 ) -> tuple[BackboneVerdict, Path]:
     """Ask the job's teacher at most ``images``, by default ``SHARE`` for each feature of the widest
     candidate, and judge the candidates; the verdict, and the directory of its record.
@@ -118,7 +118,7 @@ def _count(job: Job, images: int | None, width: int, teacher: Teacher) -> int:
     return usual
 
 
-def _directory(job: Job, candidates: Sequence[Candidate], count: int) -> RunDirectory:
+def _directory(job: Job, candidates: Sequence[PublicBackbone], count: int) -> RunDirectory:
     """A new directory, or the one of the look that is gone on with."""
     config = job.config
     if config.resume:
@@ -130,7 +130,7 @@ def _directory(job: Job, candidates: Sequence[Candidate], count: int) -> RunDire
     return directory
 
 
-def _settings(job: Job, candidates: Sequence[Candidate], count: int) -> dict[str, Any]:
+def _settings(job: Job, candidates: Sequence[PublicBackbone], count: int) -> dict[str, Any]:
     """The content of config.yaml."""
     backbone = []
     for candidate in candidates:
@@ -156,7 +156,7 @@ def _plan(job: Job, teacher: Teacher, backbones: Sequence[Backbone], count: int,
     )
 
 
-def _ask(oracle: Oracle, images: Images, tell: Tell, progress: Progress) -> Tensor:
+def _ask(oracle: Oracle, images: ImagesAt, tell: Tell, progress: StepHeard) -> Tensor:
     """The answers to all images, or to the first ones, as far as the budget reaches."""
     total = oracle.remaining
     size = oracle.spec.at_once(AT_ONCE)

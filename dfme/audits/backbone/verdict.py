@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from dfme.report.terminal import aligned
 
-Kind = Literal["frozen", "tuned", "other", "unknown"]
+VerdictKind = Literal["frozen", "tuned", "other", "unknown"]
 """``frozen``: this backbone as it was published, under a linear head. ``tuned``: its features
 explain the answers, and clearly less so in any other form of the images, but not exactly.
 ``other``: nothing speaks for this backbone. ``unknown``: the answers are too few or too coarse.
@@ -52,7 +52,7 @@ class CandidateVerdict:
     digest: str
     width: int
     form: str
-    kind: Kind
+    kind: VerdictKind
     reason: str
     lead: float
     residual: float | None

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from command_line import one_line, run
+from hostile import Hostile
 
 from dfme.cli.check import CheckConfig
 from dfme.oracle.ledger import audit
@@ -135,3 +136,26 @@ def test_what_cannot_work_is_refused_in_a_line(
 
 def test_without_a_backbone_nothing_is_new() -> None:
     assert CheckConfig() == CheckConfig(images=None, backbone=(), out=None, resume=False)
+
+
+@pytest.mark.integration
+def test_a_service_is_asked_as_often_as_the_user_says_and_where_consent_allows(
+    models: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DFME_AUTHORISED_BY", raising=False)
+    backbone = "--backbone timm:test_resnet=public.pt"
+    far = "--teacher v2 --teacher.url http://models.example/v2 --teacher.model m"
+    assert run(f"check {far} {backbone} --images 125") == 2
+    assert "--teacher.authorised-by" in one_line(capsys)
+    with Hostile({2: "status:429/0"}) as server:
+        words = f"check --teacher v2 --teacher.url {server.url} --teacher.model m {backbone}"
+        assert run(words) == 2
+        line = one_line(capsys)
+        assert "--images: expected how many images the service may be asked, such as 125" in line
+        assert server.images == 0
+        assert run(f"{words} --images 125 --out look") == 0
+        shown = capsys.readouterr()
+        assert "copied" not in shown.out
+        totals = audit(Path("look/ledger.jsonl"))
+        assert server.images == totals.spent == totals.spent_by_purpose["check"] == 125
+        assert totals.refused > 0

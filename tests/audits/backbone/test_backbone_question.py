@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dfme.answers.reading import cut_to
-from dfme.audits.backbone.candidates import Candidate, candidate_problems, candidates_of
+from dfme.audits.backbone.candidates import PublicBackbone, candidate_problems, candidates_of
 from dfme.audits.backbone.features import Backbone, forms_of
 from dfme.audits.backbone.images import DrawnImages
 from dfme.audits.backbone.question import backbone_question, explained
@@ -89,7 +89,7 @@ def test_a_head_on_a_frozen_backbone_is_told_and_copied(tmp_path: Path) -> None:
     leaks = {leak.answers: leak.agreement for leak in verdict.leaks}
     assert list(leaks) == ["as they are", "6 decimals", "4 decimals", "2 decimals", "labels alone"]
     assert leaks["as they are"] == 1
-    assert leaks["2 decimals"] < 1
+    assert all(share > verdict.constant for share in leaks.values())
     text = "\n".join(lines_of(verdict))
     assert "copied exactly by 102 answers" in text
     assert "two decimals" in text
@@ -174,9 +174,9 @@ def test_candidates_are_files_with_or_without_an_architecture(tmp_path: Path) ->
     odd = tmp_path / "a=b.pt"
     odd.touch()
     assert candidates_of([str(odd), "timm:resnet50=x/y.pt", "x/y=z.pt"]) == [
-        Candidate(str(odd)),
-        Candidate("x/y.pt", "timm:resnet50"),
-        Candidate("x/y=z.pt"),
+        PublicBackbone(str(odd)),
+        PublicBackbone("x/y.pt", "timm:resnet50"),
+        PublicBackbone("x/y=z.pt"),
     ]
-    (problem,) = candidate_problems("backbone", [Candidate(str(tmp_path / "none.pt"))])
+    (problem,) = candidate_problems("backbone", [PublicBackbone(str(tmp_path / "none.pt"))])
     assert "no such file or folder" in str(problem.text)
