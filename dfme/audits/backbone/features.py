@@ -18,7 +18,7 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 UNIT = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 SCALES = {"ImageNet's mean and std": IMAGENET, "mean and std .5": HALF, "0 to 1": UNIT}
-AT_ONCE = 32
+AT_ONCE = 16
 SCREENED = 160
 """Images by which forms are compared, before the best one sees all of them."""
 TIMED = 4
