@@ -34,7 +34,7 @@ FROZEN = 0.03
 Measured on Lite0, 96 pixels, 1,664 drawn images. Frozen: 1e-6 of float32 answers, .009 of bfloat16
 logits, .017 of float16 probabilities (.09 of six decimals, which tell nothing exactly). Not frozen,
 float32 answers: .07 last convolution tuned, .10 under a head with a hidden layer, .17 all layers
-tuned once at 1e-5, .32 last three stages tuned; .95 to .98 answers of other nets.
+tuned once at 1e-5, .32 last three stages tuned; .7 and more answers of other nets.
 """
 LEAD = 0.04
 """Share of the variance by which one form of the images has to lead for the backbone to be in the
