@@ -137,7 +137,7 @@ class StudentConfig:
     """distance to the teacher, which a generator maximises: l1 (on recovered logits), kl (both
     spread what top_k hides evenly), cross_entropy (on hard labels), or auto (l1 of scores, kl of
     top_k, else that)"""
-    lr: Basic[Positive] = 0.1
+    lr: Positive = 0.1
     """learning rate at the start"""
     momentum: ShareBelowOne = 0.9
     """of sgd"""

