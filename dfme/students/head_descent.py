@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dfme.students.head_losses import HeadLoss
+from dfme.students.head_losses import Entropy
 
 HISTORY = 20
 
@@ -56,7 +56,7 @@ class Scaling:
 class Descent:
     """Minimises a loss of the scores of these features with one ridge after another."""
 
-    def __init__(self, features_ND: Tensor, loss: HeadLoss, dtype: torch.dtype) -> None:
+    def __init__(self, features_ND: Tensor, loss: Entropy, dtype: torch.dtype) -> None:
         """``features_ND``: scaled, float64."""
         self._loss = loss
         self._dtype = dtype

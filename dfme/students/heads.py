@@ -21,7 +21,7 @@ from dfme.compute.device import derived_seed
 from dfme.errors import UserError, say
 from dfme.spec import LabelMode
 from dfme.students.head_descent import Descent, LeastSquares, Scaling, WeightedSquares
-from dfme.students.head_losses import Entropy, HeadLoss, Intervals, LogOdds, targets
+from dfme.students.head_losses import Entropy, residual, targets
 from dfme.students.losses import SMALLEST
 
 EXACT_RIDGES = tuple(10.0**-exponent for exponent in range(2, 17, 2))
@@ -106,9 +106,6 @@ class _Trial:
         return Head(weight_KD.float(), (self.bias_K - weight_KD @ self.scaling.mean_D).float())
 
 
-LossOf = Callable[[Tensor], HeadLoss]
-
-
 @dataclass(frozen=True)
 class _HeldBack:
     """Features and answers, all of them, with the indices of what is learnt from and held back."""
@@ -143,25 +140,28 @@ class _HeldBack:
         same = scores_NK.argmax(dim=1) == top_class(self.answers[self.held])
         return float(same.double().mean())
 
-    def entropy(self, indices: Tensor) -> HeadLoss:
+    def entropy(self, indices: Tensor) -> Entropy:
         return Entropy(self.target_NK[indices], self.mode.kind == "label")
 
-    def log_odds(self, indices: Tensor) -> LogOdds:
-        return LogOdds(Intervals.of(self.answers[indices], self.mode))
+    def residual(self, scores_NK: Tensor) -> float:
+        """Error of the held-back answers' scores: see ``head_losses.residual``."""
+        answers_NK = self.answers[self.held]
+        known_NK = _weights(answers_NK, self.mode) > 0
+        return residual(scores_NK, _log_scores(answers_NK, self.mode), known_NK)
 
     @property
     def half_deviation(self) -> float:
         """Half a standard deviation of an agreement of 80 % on the held-back answers."""
         return 0.5 * math.sqrt(0.8 * 0.2 / len(self.held))
 
-    def search(self, loss_of: LossOf, scaling: Scaling, ridges: Iterable[float]) -> _Trial:
+    def search(self, scaling: Scaling, ridges: Iterable[float]) -> _Trial:
         """The least ridge whose head agrees with held-back answers as well as the best.
 
         As well: within half a deviation. The least: what is copied differs from what is asked, and
         there smaller ridges do better (measured).
         """
         scaled_ND = scaling(self.features_ND)
-        descent = Descent(scaled_ND[self.kept], loss_of(self.kept), torch.float32)
+        descent = Descent(scaled_ND[self.kept], self.entropy(self.kept), torch.float32)
         weight_DK = scaled_ND.new_zeros(scaled_ND.shape[1], self.target_NK.shape[1])
         bias_K = (self.target_NK.mean(dim=0) + 1.0 / len(scaled_ND)).log()
         trials = []
@@ -172,10 +172,10 @@ class _HeldBack:
         best = max(trial.agreement for trial in trials) - self.half_deviation
         return [trial for trial in trials if trial.agreement >= best][-1]
 
-    def refit(self, loss_of: LossOf, trial: _Trial, steps: int) -> _Trial:
+    def refit(self, trial: _Trial, steps: int) -> _Trial:
         """The same from all answers."""
         everything = torch.arange(len(self.features_ND))
-        descent = Descent(trial.scaling(self.features_ND), loss_of(everything), torch.float32)
+        descent = Descent(trial.scaling(self.features_ND), self.entropy(everything), torch.float32)
         weight_DK, bias_K = descent(trial.ridge, trial.weight_DK, trial.bias_K, steps)
         return _Trial(trial.agreement, trial.ridge, weight_DK, bias_K, trial.scaling)
 
@@ -204,7 +204,7 @@ def solve(
     live_R = variances_D[variances_D > 1e-14 * variances_D.max()]
     return Solved(
         head=final.head,
-        residual=task.log_odds(task.held).residual(held_NK),
+        residual=task.residual(held_NK),
         held_back_agreement=trial.agreement,
         ridge=trial.ridge,
         resolved=resolved,
@@ -223,8 +223,8 @@ def fit(
     """
     task = _HeldBack.of(features_ND, answers, mode, num_classes, seed)
     ridges = RIDGES if mode.soft else LABEL_RIDGES
-    trial = task.search(task.entropy, Scaling.plain(task.features_ND), ridges)
-    final = task.refit(task.entropy, trial, STEPS)
+    trial = task.search(Scaling.plain(task.features_ND), ridges)
+    final = task.refit(trial, STEPS)
     return Fitted(final.head, trial.ridge, trial.agreement)
 
 
@@ -242,14 +242,14 @@ def _descended(task: _HeldBack) -> tuple[_Trial, _Trial]:
     held-back answers say that it helps.
     """
     plain = Scaling.plain(task.features_ND)
-    trial = task.search(task.entropy, plain, RIDGES)
+    trial = task.search(plain, RIDGES)
     for _ in range(RELEVANCE_ROUNDS):
         scaling = plain.relevance(trial.scaling.undone(trial.weight_DK))
-        relevant = task.search(task.entropy, scaling, RIDGES[2:])
+        relevant = task.search(scaling, RIDGES[2:])
         if relevant.agreement <= trial.agreement + task.half_deviation:
             break
         trial = relevant
-    return trial, task.refit(task.entropy, trial, LAST_STEPS)
+    return trial, task.refit(trial, LAST_STEPS)
 
 
 def _linear(task: _HeldBack) -> tuple[_Trial, _Trial]:
@@ -258,7 +258,6 @@ def _linear(task: _HeldBack) -> tuple[_Trial, _Trial]:
     scaled_ND = scaling(task.features_ND)
     odds_NK = _log_scores(task.answers, task.mode)
     sure_NK = _weights(task.answers, task.mode)
-    loss = task.log_odds(task.held)
     kept = _squares(scaled_ND[task.kept], odds_NK[task.kept], sure_NK[task.kept])
     weight_DK = scaled_ND.new_zeros(scaled_ND.shape[1], odds_NK.shape[1])
     bias_K = weight_DK.new_zeros(odds_NK.shape[1])
@@ -267,7 +266,7 @@ def _linear(task: _HeldBack) -> tuple[_Trial, _Trial]:
         weight_DK, bias_K = kept(ridge, weight_DK, bias_K, 2 * STEPS)
         scores_NK = scaled_ND[task.held] @ weight_DK + bias_K
         trial = _Trial(task.agreement(scores_NK), ridge, weight_DK, bias_K, scaling)
-        trials.append((loss.residual(scores_NK), trial))
+        trials.append((task.residual(scores_NK), trial))
     _, trial = min(trials, key=lambda pair: pair[0])
     everything = _squares(scaled_ND, odds_NK, sure_NK)
     weight_DK, bias_K = everything(trial.ridge, trial.weight_DK, trial.bias_K, CONJUGATE_STEPS)
