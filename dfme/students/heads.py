@@ -39,6 +39,14 @@ SMALL_DEVIATION = 0.01
 LARGE_DEVIATION = 0.1
 
 
+FROZEN = 0.03
+"""Residual up to which the owner's model is these features with a linear head.
+
+Measured: 1e-6 of such an owner, .02 and less where it computes in 16 bits; .07 and more of tuned
+ones (docs/public_weights.md).
+"""
+
+
 @dataclass(frozen=True)
 class Head:
     """Scores of features (N, D): features @ weight_KD.T + bias_K; float32."""
