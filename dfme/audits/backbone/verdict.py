@@ -18,6 +18,9 @@ EXACT = 1e-3
 """Residual of what is copied exactly: 1e-6 was measured of float32 answers, .009 of bfloat16 ones.
 """
 
+MUCH = 0.9
+"""Agreement above which a model counts as vulnerable (OWASP AITG-APP-09): no advice leads there."""
+
 AS_GIVEN = "as they are"
 TWO = "2 decimals"
 LABELS = "labels alone"
@@ -131,12 +134,17 @@ class BackboneVerdict:
     @property
     def advice(self) -> str:
         """What to do, in a sentence."""
-        leaks = {leak.answers: f"{leak.agreement:.0%}" for leak in self.leaks}
+        leaks = {leak.answers: leak.agreement for leak in self.leaks}
         if self.is_frozen and TWO in leaks:
+            left = (
+                f"two decimals leave {leaks[TWO]:.0%} of it, labels alone {leaks[LABELS]:.0%}, a "
+                f"constant answer has {self.constant:.0%}"
+            )
+            if leaks[TWO] < MUCH:
+                return f"answer probabilities of two decimals: the exact copy is gone; {left}"
             return (
-                "answer probabilities of two decimals (--teacher.label-mode probabilities:2 shows "
-                f"it here): the exact copy is gone, and the same answers leave {leaks[TWO]} "
-                f"(labels alone {leaks[LABELS]}, a constant answer {self.constant:.0%})"
+                "answer labels alone, or tune the backbone: two decimals end the exact copy, and "
+                f"hardly more; {left}"
             )
         if self.is_frozen:
             return "these answers give the head away: answer labels alone, or tune the backbone"
@@ -182,7 +190,7 @@ def lines_of(verdict: BackboneVerdict) -> Iterator[str]:
     ]
     if left_out := verdict.asked - verdict.answered:
         facts.append(("no answer", f"to {left_out:,} images; they are charged and left out"))
-    yield aligned(facts)
+    yield from aligned(facts).splitlines()
     yield ""
     yield from _candidates(verdict)
     yield ""
@@ -200,12 +208,8 @@ def lines_of(verdict: BackboneVerdict) -> Iterator[str]:
 def _candidates(verdict: BackboneVerdict) -> Iterator[str]:
     """A row for each backbone, its verdict below it."""
     width = max(len("backbone"), *(len(candidate.name) for candidate in verdict.candidates))
-    form = max(len("images as"), *(len(candidate.form) for candidate in verdict.candidates))
-    yield f"{'backbone':{width}}  {'features':>8}  {'residual':>8}  {'images as':{form}}"
+    yield f"{'backbone':{width}}  {'features':>8}  {'residual':>8}  images as"
     for candidate in verdict.candidates:
         residual = "-" if candidate.residual is None else f"{candidate.residual:.1e}"
-        yield (
-            f"{candidate.name:{width}}  {candidate.width:>8,}  {residual:>8}  "
-            f"{candidate.form:{form}}"
-        ).rstrip()
+        yield (f"{candidate.name:{width}}  {candidate.width:>8,}  {residual:>8}  {candidate.form}")
         yield f"  {candidate.sentence}"

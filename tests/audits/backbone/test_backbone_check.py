@@ -79,7 +79,8 @@ def test_a_teacher_in_a_file_is_told_to_be_a_public_backbone(models: Path, capsy
     shown = capsys.readouterr()
     assert "125 drawn images are asked and charged (check), 0.25 at the price given" in shown.err
     assert "copied exactly by 102 answers" in shown.out
-    assert "advice: answer probabilities of two decimals" in shown.out
+    assert "\nasked    125 drawn images charged (check), in 2 requests, 0.25 at the" in shown.out
+    assert "two decimals leave" in shown.out.splitlines()[-3]
     content = verdict()
     assert content["candidates"][0]["kind"] == "frozen"
     assert content["ledger"]["spent_by_purpose"]["check"] == content["asked"] == 125

@@ -92,7 +92,7 @@ def test_a_head_on_a_frozen_backbone_is_told_and_copied(tmp_path: Path) -> None:
     assert all(share > verdict.constant for share in leaks.values())
     text = "\n".join(lines_of(verdict))
     assert "copied exactly by 102 answers" in text
-    assert "two decimals" in text
+    assert "\nadvice: answer " in text
     assert "125 drawn images charged" in text
 
 
