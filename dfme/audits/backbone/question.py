@@ -21,21 +21,13 @@ from dfme.audits.backbone.verdict import (
     VerdictKind,
 )
 from dfme.spec import ImageSpec, LabelMode
-from dfme.students.heads import answers_needed, fit, solve
+from dfme.students.heads import FROZEN, answers_needed, fit, solve
 from dfme.students.losses import log_probabilities
 
 HELD_BACK = 5
 """One of so many is held back where forms are compared."""
 RIDGES = tuple(10.0**exponent for exponent in range(-9, 1))
 ROUNDINGS = (6, 4, 2)
-FROZEN = 0.03
-"""Residual of a solve below which the backbone is frozen.
-
-Measured on Lite0, 96 pixels, 1,664 drawn images. Frozen: 1e-6 of float32 answers, .009 of bfloat16
-logits, .017 of float16 probabilities (.09 of six decimals, which tell nothing exactly). Not frozen,
-float32 answers: .07 last convolution tuned, .10 under a head with a hidden layer, .17 all layers
-tuned once at 1e-5, .32 last three stages tuned; .7 and more answers of other nets.
-"""
 LEAD = 0.04
 """Share of the variance by which one form of the images has to lead for the backbone to be in the
 teacher. Measured alike, 160 images: .10 to .15 of owners made from it, .00 to .03 of other nets.
