@@ -19,7 +19,7 @@ from torch import Tensor
 LOGGER = logging.getLogger("dfme")
 
 TABLE = "CREATE TABLE features (image BLOB PRIMARY KEY, row BLOB, digest BLOB)"
-MOST_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
 """Of a file, about: 200,000 images of 1,280 features. What comes later is not kept."""
 
 WAIT = 10.0  # seconds for another process that writes
@@ -88,7 +88,7 @@ class FeatureCache:
         def write(connection: sqlite3.Connection) -> None:
             (pages,) = connection.execute("PRAGMA page_count").fetchone()
             (page,) = connection.execute("PRAGMA page_size").fetchone()
-            if pages * page < MOST_BYTES:
+            if pages * page < MAX_BYTES:
                 connection.executemany("INSERT OR REPLACE INTO features VALUES (?, ?, ?)", records)
 
         self._with_file(write)

@@ -49,7 +49,7 @@ HELD_BACK_EVERY = 8
 FEWEST_HELD_BACK = 10
 """Answers held back, with fewer of which nothing can be told of the last blocks."""
 
-MOST_BYTES = 2 << 30
+MAX_BYTES = 2 << 30
 """Of activations in memory; of more images the network is computed whole at every step."""
 
 
@@ -268,7 +268,7 @@ class PublicTrainer(StudentTrainer):
         ).head
         probe_BCHW, _ = replay.items(self._first, self._first + 2)
         tail = TailTraining(self._frozen, head, self.distance, probe_BCHW)
-        tail.by_activations &= len(place_N) * tail.bytes_of_image < MOST_BYTES
+        tail.by_activations &= len(place_N) * tail.bytes_of_image < MAX_BYTES
         middle: list[Tensor] = []
         for places in place_N.split(BATCH) if tail.by_activations else ():
             middle.append(tail.middle(replay.read(self._first + places)[0]))
