@@ -98,7 +98,7 @@ def _with_images(findings: Findings, name: str) -> str:
     """A sentence on a switch's effect on an attacker with images like the owner's, where known."""
     best = []
     for mode in (findings.mode, name):
-        means = [line.mean or 0.0 for line in findings.with_images if line.mode == mode]
+        means = [line.mean or 0.0 for line in findings.with_like if line.mode == mode]
         best.append(max(means, default=0.0))
     if not all(best):
         return ""

@@ -15,7 +15,8 @@ import torch
 from dfme.audits.audit import headline
 from dfme.audits.audit.advice import advice
 from dfme.audits.audit.findings import Findings, not_run
-from dfme.audits.audit.options import OPTIONS, SHARED, AuditPlan, limits
+from dfme.audits.audit.options import OPTIONS, SHARED, limits
+from dfme.audits.audit.owasp import fidelity_test
 from dfme.audits.audit.parts import (
     CellResult,
     CopyExamination,
@@ -26,6 +27,7 @@ from dfme.audits.audit.parts import (
     WatchedAttack,
     WatchedAttacks,
 )
+from dfme.audits.audit.plan import AuditPlan
 from dfme.audits.audit.result import (
     AuditResult,
     EvaluatedOn,
@@ -88,6 +90,8 @@ def audit_of(
         headline=first,
         advice=advice(findings, detection),
         verdicts=findings.verdicts(acceptable),
+        fidelity_test=fidelity_test(findings, cells),
+        untried=findings.untried,
         price=findings.price,
         games=games,
         defences=findings.defences,
@@ -126,6 +130,9 @@ def _options(plan: AuditPlan, acceptable: Mapping[str, float]) -> Options:
         keep_below=config.keep_below,
         per=config.per,
         price_per_1000=plan.job.teacher.price_per_1000,
+        rate=config.rate,
+        weights=plan.weights,
+        public_pool=config.public_pool,
         acceptable=acceptable,
     )
 

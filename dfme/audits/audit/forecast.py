@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dfme.audits.audit.examine import MAX_IMAGES, PROCEDURAL, open_twin
-from dfme.audits.audit.options import TWIN_EPOCHS, AuditPlan
+from dfme.audits.audit.options import TWIN_EPOCHS
 from dfme.audits.audit.parts import NotRun
+from dfme.audits.audit.plan import AuditPlan
 from dfme.audits.audit.recognition import case_of
 from dfme.audits.audit.transfer import ATTACKS, EPS
 from dfme.audits.compare.plan import Cell, rates_of

@@ -27,9 +27,9 @@ from dfme.audits.audit.parts import (
     DefenceAttacker,
     Fidelity,
     ParetoPoint,
-    PriceLine,
     WatchedAttack,
 )
+from dfme.audits.audit.price_parts import PriceLine
 from dfme.audits.audit.prices import median_to_copy, seeds_text, to_copy
 from dfme.audits.audit.result import AuditResult
 from dfme.measured import Bill, HonestStream

@@ -1,0 +1,172 @@
+"""What the rows of an audit's attackers are made of: public weights, pictures, and how many images
+and steps each of them takes. No torch.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dfme.audits.audit.ladder import HAVING_LIKE, HAVING_WEIGHTS, PUBLIC_POOL
+from dfme.audits.audit.options import LARGE_SIDE, AuditConfig
+from dfme.audits.audit.result import Halves
+from dfme.config.layers import Layer, value_of
+from dfme.config.settings import Job, StudentConfig
+from dfme.config.values import from_mapping
+from dfme.data import HALVES
+from dfme.data.layout import files_below, layout_of
+from dfme.errors import Problem
+from dfme.spec import SMALL_SIDE, Shape
+
+MAX_SMALL_STEPS = (
+    2_000  # of a student in ``quick``, at most, on images of 16 pixels a side or less (measured)
+)
+MAX_LARGE_STEPS = 600
+"""The same above ``LARGE_SIDE`` pixels, of a student that starts from noise."""
+MIN_LIKE_STEPS = 1_000
+STEPS_OF_IMAGE = 6
+"""Steps that an attacker with few images of the owner's kind takes in ``quick``, at least
+(measured).
+"""
+
+
+Group = tuple[AuditConfig, list[str]]
+"""Options, and the rows that have them."""
+
+
+@dataclass(frozen=True)
+class RowLimits:
+    """What bounds the attackers of each row.
+
+    ``like``, ``public``: the images like the owner's and the public pictures that there are, None
+    where their number is not known or without end. ``side``: the longer one of the images.
+    ``given_steps``: whether somebody gave the students' steps.
+    """
+
+    like: int | None
+    public: int | None
+    side: int | None
+    given_steps: bool
+
+    def of(self, config: AuditConfig, row: str) -> AuditConfig:
+        """The options with the budget and the steps of a row's attackers."""
+        images = self.public if row == PUBLIC_POOL else None
+        images = self.like if row in HAVING_LIKE else images
+        budget = config.budget if images is None else min(config.budget, images)
+        steps = config.student_steps
+        if config.profile == "quick" and not self.given_steps:
+            steps = min(steps, self._most_steps(row, images, budget))
+        return replace(config, budget=budget, student_steps=steps)
+
+    def _most_steps(self, row: str, images: int | None, budget: int) -> int:
+        """Of a student in ``quick``: fewer on small images, of which a step takes more, and where
+        an attacker has few of them (docs/audit.md); on large ones a step takes long.
+        """
+        most = 2**63
+        if self.side is not None and self.side <= SMALL_SIDE:
+            most = MAX_SMALL_STEPS
+        elif self.side is not None and self.side > LARGE_SIDE:
+            most = MAX_LARGE_STEPS
+        if images is not None:
+            most = min(most, max(MIN_LIKE_STEPS, STEPS_OF_IMAGE * budget))
+        return most
+
+    def groups(self, config: AuditConfig, rows: Sequence[str]) -> list[Group]:
+        """The rows of equal budget and steps with their options, in the order of the first ones."""
+        groups = list[Group]()
+        for row in rows:
+            of_row = self.of(config, row)
+            same = next((names for of_group, names in groups if of_group == of_row), None)
+            if same is None:
+                groups.append((of_row, [row]))
+            else:
+                same.append(row)
+        return groups
+
+
+def limits_of(config: AuditConfig, halves: Halves | None, shape: Shape | None) -> RowLimits:
+    """The limits of an audit whose images have this shape, if anybody knows it.
+
+    UserError for a folder of pictures that cannot be read.
+    """
+    return RowLimits(
+        like=halves.held_back if halves else pictures_below(config.pool),
+        public=pictures_below(config.public_pool),
+        side=max(shape[1:]) if shape else None,
+        given_steps=bool(config.student_steps),
+    )
+
+
+def pictures_below(name: str | None) -> int | None:
+    """Number of pictures in a folder that an attacker has; None for what is no folder.
+
+    UserError for a folder that cannot be read.
+    """
+    path = Path(os.path.expanduser(name or ""))
+    if not name or path.suffix == ".npz" or not path.is_dir():
+        return None
+    return len(files_below(layout_of(path).pool).pictures)
+
+
+KEYS = ("student.weights", "student.train", "student.arch")
+"""Options that flags give to the attackers with public weights alone, where these are named."""
+
+
+@dataclass(frozen=True)
+class PublicStudent:
+    """The options of students that start from public weights, as flags say them, by their keys."""
+
+    said: Mapping[str, Any]
+
+    @property
+    def weights(self) -> str | None:
+        """The weights that flags name for all such rows."""
+        return self.said.get("student.weights")
+
+    def of(self, row: str, job: Job) -> Job:
+        """The job of a row, with these weights where its attacker has some and names none."""
+        student = job.config.student
+        if row not in HAVING_WEIGHTS or student.weights is not None:
+            return job
+        values = {key.partition(".")[2]: value for key, value in self.said.items()}
+        return replace(job, config=replace(job.config, student=replace(student, **values)))
+
+    def recorded(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """A file of options with these among the flags of its rows."""
+        return {**record, "overrides": {**record["overrides"], **self.said}}
+
+    def problems(self, config: AuditConfig, rows: Mapping[str, Job]) -> Iterator[Problem]:
+        """Rows whose attackers lack the weights or the pictures that make them."""
+        for row, job in rows.items():
+            if row in HAVING_WEIGHTS and self.of(row, job).config.student.weights is None:
+                yield Problem("attackers", f"{row}: expected --student.weights as well")
+        if config.public_pool and not self.weights and PUBLIC_POOL not in rows:
+            yield Problem("public_pool", "expected --student.weights as well, which it goes with")
+
+
+def public_student(*layers: Layer) -> PublicStudent:
+    """What these layers of flags say of it. UserError for a value that cannot be."""
+    values = {key: value_of(layers, key) for key in KEYS}
+    said = {key: value for key, value in values.items() if value is not None}
+    if "student.weights" not in said:
+        return PublicStudent({})
+    names = {key.partition(".")[2]: value for key, value in said.items()}
+    from_mapping(StudentConfig, names, "student.")
+    return PublicStudent(said)
+
+
+def with_pool(row: str, job: Job, pool: str | None, public_pool: str | None) -> Job:
+    """The job of a row, with a pool for who has images like the owner's, or public pictures."""
+    own = public_pool if row == PUBLIC_POOL else pool
+    has_one = row in (*HAVING_LIKE, PUBLIC_POOL) and hasattr(job.method_config, "pool")
+    if own is None or not has_one:
+        return job
+    return replace(job, method_config=replace(job.method_config, pool=own))
+
+
+def with_half(row: str, job: Job, dataset: str) -> Job:
+    """The job scored on one half of the evaluation images; the other half is somebody's pool."""
+    evaluation = replace(job.config.evaluation, dataset=dataset + HALVES[0])
+    job = replace(job, config=replace(job.config, evaluation=evaluation))
+    return with_pool(row, job, dataset + HALVES[1], None)
