@@ -33,6 +33,7 @@ from dfme.audits.audit.rows import (
     RowLimits,
     limits_of,
     public_student,
+    quick_on_large,
     with_half,
     with_pool,
 )
@@ -137,6 +138,7 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
     if halves:
         base = base.changed(partial(with_half, dataset=dataset))
     limits = limits_of(config, halves, shape)
+    settled, too_long = quick_on_large(settled, limits.side)
     planned = partial(base.plan, out=out)
     first = _attacks(settled, limits, planned)
     second = partial(_second, settled, limits, first, planned, shape)
@@ -144,15 +146,17 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
     settled = max(of_rows, key=lambda options: options.budget)
     tried, unfit = _tried(settled, away, second)
     settled = replace(settled, defences=tried)
+    not_run += ladder_left_out(settled, limits.side)
     return AuditPlan(
         config=settled,
         first=first,
         second=second if tried else None,
         options={**own_options(config), **base.record},
         local=not away,
-        not_run=(*not_run, *ladder_left_out(settled, limits.side), *lacking, *blind, *unfit),
+        not_run=(*not_run, *lacking, *blind, *unfit, *too_long),
         planned=planned,
         halves=halves,
+        side=limits.side,
     )
 
 

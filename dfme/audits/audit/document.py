@@ -39,6 +39,7 @@ from dfme.audits.audit.result import (
     document,
     parse,
 )
+from dfme.audits.audit.rows import QUICK
 from dfme.audits.audit.sheets import controls, sheet
 from dfme.files import write_text
 from dfme.measured import Bill
@@ -106,7 +107,7 @@ def audit_of(
         recognition=measured.recognition,
         ledger=findings.ledger(ledgers, spared_images(plan.out / SHARED)),
         taxonomy=headline.TAXONOMY,
-        not_run=[*measured.not_run, *examination.not_run, *not_run(findings.runs)],
+        not_run=[*measured.not_run, *_unexamined(plan, examination), *not_run(findings.runs)],
         limits=headline.what_it_does_not_tell(findings, len(seeds), plan.local),
         pictures=pictures(plan, first.attacker),
         quota=None,
@@ -114,6 +115,14 @@ def audit_of(
     )
     audit = replace(audit, quota=sheet(audit, measured.under_quota))
     return replace(audit, controls=controls(audit))
+
+
+def _unexamined(plan: AuditPlan, examination: CopyExamination) -> list[NotRun]:
+    """What was not examined of the copies, and why; of large images ``quick`` decides that."""
+    if plan.options.get("transfer") != "auto" or plan.config.transfer != "false":
+        return [*examination.not_run]
+    why = f"{QUICK}; add --transfer true"
+    return [replace(part, why=why) for part in examination.not_run]
 
 
 def _options(plan: AuditPlan, acceptable: Mapping[str, float]) -> Options:

@@ -353,6 +353,7 @@ def model_card(audit: AuditResult) -> str:
     lines += [
         f"- Limit {JUDGED[verdict.holds]}: {plain(verdict.text)}" for verdict in audit.verdicts
     ]
+    lines += [f"- {plain(audit.fidelity_test.text)}"] if audit.fidelity_test else []
     lines += [
         "",
         "What this does not tell:",

@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from dfme.audits.audit.ladder import weights_of
-from dfme.audits.audit.options import PROFILES, AuditConfig
+from dfme.audits.audit.options import LARGE_SIDE, PROFILES, AuditConfig
 from dfme.audits.audit.parts import NotRun
 from dfme.audits.audit.result import Halves
 from dfme.audits.compare.plan import CompareConfig, ComparisonPlan
 from dfme.config.settings import EvaluationConfig, Job
 from dfme.data import whole_name
 from dfme.run.job import unwatched
+
+FEW_ACCOUNTS = 2  # honest ones of each stream in ``quick`` on large images
 
 Second = Callable[[str, Sequence[str]], ComparisonPlan]
 """Makes the comparison of a row's attackers against these defences."""
@@ -25,7 +27,7 @@ class AuditPlan:
     ``first`` compares attackers and label modes, ``second`` defences, if any are tried. ``options``
     is its own file, ``not_run`` what it leaves out and why. ``halves``: facts of the evaluation
     images' halves, if an attacker has one. ``planned``: makes one more comparison of the same
-    teacher.
+    teacher. ``side``: the longer one of the images, None where nobody knows it.
     """
 
     config: AuditConfig
@@ -36,6 +38,7 @@ class AuditPlan:
     not_run: tuple[NotRun, ...]
     planned: Callable[[CompareConfig], ComparisonPlan]
     halves: Halves | None = None
+    side: int | None = None
 
     @property
     def out(self) -> Path:
@@ -86,7 +89,16 @@ class AuditPlan:
         """Honest accounts of each stream on which detectors are measured; 0 where there are no
         detectors.
         """
-        return PROFILES[self.config.profile].accounts if self.watch else 0
+        if not self.watch:
+            return 0
+        return (
+            FEW_ACCOUNTS if self.brief and self.is_large else PROFILES[self.config.profile].accounts
+        )
+
+    @property
+    def is_large(self) -> bool:
+        """True if the images are known to be so large that ``quick`` tries less."""
+        return self.side is not None and self.side > LARGE_SIDE
 
     @property
     def watch(self) -> tuple[str, ...]:

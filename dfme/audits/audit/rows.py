@@ -10,7 +10,9 @@ from typing import Any
 
 from dfme.audits.audit.ladder import HAVING_LIKE, HAVING_WEIGHTS, PUBLIC_POOL
 from dfme.audits.audit.options import LARGE_SIDE, AuditConfig
+from dfme.audits.audit.parts import NotRun
 from dfme.audits.audit.result import Halves
+from dfme.audits.compare.plan import NO_DEFENCE
 from dfme.config.layers import Layer, value_of
 from dfme.config.settings import Job, StudentConfig
 from dfme.config.values import from_mapping
@@ -98,6 +100,21 @@ def limits_of(config: AuditConfig, halves: Halves | None, shape: Shape | None) -
     )
 
 
+def quick_on_large(config: AuditConfig, side: int | None) -> tuple[AuditConfig, list[NotRun]]:
+    """The options as ``quick`` has them on images of more than ``LARGE_SIDE`` pixels a side, where
+    adversarial images and attacks on defences take hours; and what that leaves out.
+    """
+    if config.profile != "quick" or side is None or side <= LARGE_SIDE:
+        return config, []
+    left_out = []
+    if not config.defences:
+        config = replace(config, defences=(NO_DEFENCE,))
+        left_out.append(NotRun("defences", f"{QUICK}; name some by --defences"))
+    if config.transfer == "auto":
+        config = replace(config, transfer="false")
+    return config, left_out
+
+
 def pictures_below(name: str | None) -> int | None:
     """Number of pictures in a folder that an attacker has; None for what is no folder.
 
@@ -108,6 +125,8 @@ def pictures_below(name: str | None) -> int | None:
         return None
     return len(files_below(layout_of(path).pool).pictures)
 
+
+QUICK = f"--profile quick leaves them out above {LARGE_SIDE} pixels a side"
 
 KEYS = ("student.weights", "student.train", "student.arch")
 """Options that flags give to the attackers with public weights alone, where these are named."""
@@ -126,11 +145,14 @@ class PublicStudent:
 
     def of(self, row: str, job: Job) -> Job:
         """The job of a row, with these weights where its attacker has some and names none."""
-        student = job.config.student
-        if row not in HAVING_WEIGHTS or student.weights is not None:
+        config = job.config
+        if row not in HAVING_WEIGHTS or config.student.weights is not None:
             return job
         values = {key.partition(".")[2]: value for key, value in self.said.items()}
-        return replace(job, config=replace(job.config, student=replace(student, **values)))
+        # its copies change in rounds alone, after each of which they are scored
+        evaluation = replace(config.evaluation, points=1)
+        student = replace(config.student, **values)
+        return replace(job, config=replace(config, student=student, evaluation=evaluation))
 
     def recorded(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """A file of options with these among the flags of its rows."""
