@@ -101,7 +101,9 @@ class ImageSpec:
         x_BCHW = x_BCHW.clamp(low, high)
         if self.levels is None:
             return x_BCHW
-        return ((x_BCHW - low) / self.step).round_().mul_(self.step).add_(low).clamp_(low, high)
+        # in place on the clamped copy: large images take much memory
+        x_BCHW.sub_(low).div_(self.step).round_().mul_(self.step).add_(low)
+        return x_BCHW.clamp_(low, high)
 
     @property
     def step(self) -> float:
@@ -114,7 +116,8 @@ class ImageSpec:
         levels.
         """
         assert self.levels is not None and self.levels <= 256  # noqa: PT018 (one condition)
-        return ((x_BCHW - self.bounds[0]) / self.step).round_().clamp_(0, self.levels - 1).byte()
+        level_BCHW = (x_BCHW - self.bounds[0]).div_(self.step).round_()
+        return level_BCHW.clamp_(0, self.levels - 1).byte()
 
     def decode(self, codes_BCHW: Tensor) -> Tensor:
         """The images whose levels have these numbers, float32: bit for bit what ``quantise``

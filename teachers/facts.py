@@ -162,7 +162,8 @@ def _files(kind: str, options: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
     name = source.option
     beside: Iterable[str] = ()
     if source.folder:
-        from dfme.teachers.local.folders import CONFIG, deciding_files
+        from dfme.nets.model_folders import CONFIG
+        from dfme.teachers.local.folders import deciding_files
 
         beside = deciding_files(path)
         path = path / CONFIG

@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from dfme.spec import ImageSpec
 
@@ -72,6 +73,28 @@ def within_bounds(unit_BCHW: Tensor, spec: ImageSpec) -> Tensor:
     """Map images from 0 to 1 (clamped in place) to the bounds of the teacher."""
     low, high = spec.bounds
     return unit_BCHW.clamp_(0, 1).mul_(high - low).add_(low).clamp_(low, high)
+
+
+ENLARGED = 256  # images at once, of 64x64 pixels; fewer larger ones
+
+
+def enlarged(small_BCHW: Tensor, spec: ImageSpec) -> Tensor:
+    """Images at the size of ``spec``, by bicubic interpolation, clamped to the bounds; those that
+    have it are returned as they are.
+
+    The interpolation is separable, with Keys' kernel of a = -1/2 (1981, IEEE Transactions on
+    Acoustics, Speech, and Signal Processing 29), as torch takes it with ``antialias``.
+    """
+    height, width = spec.shape[1:]
+    if small_BCHW.shape[2:] == (height, width):
+        return small_BCHW
+    images_BCHW = small_BCHW.new_empty(len(small_BCHW), *spec.shape)
+    chunk = spec.at_once(ENLARGED)
+    for start in range(0, len(small_BCHW), chunk):
+        images_BCHW[start : start + chunk] = interpolate(
+            small_BCHW[start : start + chunk], (height, width), mode="bicubic", antialias=True
+        )
+    return images_BCHW.clamp_(*spec.bounds)
 
 
 LENGTHS = (0.25, 4.0)  # of the way from one colour to the other, in halves of the shorter side

@@ -1,6 +1,6 @@
 """Query images by name: what can be said of their sources before anything heavy is loaded, and the
-images that programs draw. In a rehearsal few are drawn and timed, and stand for the many of a run.
-No torch on import.
+images that programs draw. Large ones are drawn small and enlarged. In a rehearsal few are drawn and
+timed, and stand for the many of a run. No torch on import.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,14 @@ WORTH_NOTHING = ("things",)
 They can be asked for, and no profile of an audit counts them as knowledge.
 """
 
+DRAWN_SIDE = 96
+"""Pixels of the shorter side that programs draw; larger images are enlarged from it.
+
+Everything drawn is measured in shorter sides, so that this side alone decides what can be seen of
+it: a line of text of 48x192 pixels is drawn as it is, however wide. From 96 pixels a feature of a
+public network at 224 tells as much (docs/results/real_size_programs.md).
+"""
+
 PROCEDURAL = "procedural"  # the pool without an end: images of programs
 DOWNLOAD = Ref("method.download", True)
 
@@ -67,6 +76,19 @@ def check_programs(names: Iterable[str]) -> None:
     for name in names:
         if name not in PROGRAMS:
             raise UserError(unknown_choice("program", name, PROGRAMS), about="programs")
+
+
+def drawn_spec(spec: ImageSpec) -> ImageSpec:
+    """The images that are drawn in place of those of ``spec``: their aspect, to half a pixel, and
+    at most ``DRAWN_SIDE`` pixels on the shorter side.
+    """
+    channels, height, width = spec.shape
+    shorter = min(height, width)
+    if shorter <= DRAWN_SIDE:
+        return spec
+    height = round(height * DRAWN_SIDE / shorter)
+    width = round(width * DRAWN_SIDE / shorter)
+    return replace(spec, shape=(channels, height, width))
 
 
 def check_pool(name: str, root: str = "datasets", *, download: bool = False) -> None:
@@ -190,18 +212,22 @@ class ProceduralImages:
     def draw(self, count: int, rng: torch.Generator) -> Tensor:
         import torch
 
-        from dfme.queries.drawing import shuffled
+        from dfme.queries.drawing import enlarged, shuffled
 
         share = -(-count // self._names)
         drawn = [self._drawn(name, share * weight, rng) for name, weight in self._weights.items()]
-        return drawn[0][:count] if len(drawn) == 1 else shuffled(torch.cat(drawn), count, rng)
+        one = len(drawn) == 1
+        mixed_BCHW = drawn[0][:count] if one else shuffled(torch.cat(drawn), count, rng)
+        # Enlarged last: drawn and mixed, an image of 224 pixels takes a fifth of the memory.
+        return enlarged(mixed_BCHW, self._spec)
 
     def _drawn(self, name: str, count: int, rng: torch.Generator) -> Tensor:
-        """So many images of one program; of a rehearsal, few that stand for them."""
+        """So many images of one program, not enlarged; of a rehearsal, few that stand for them."""
+        spec = drawn_spec(self._spec)
         sketch = SKETCH.get()
         if sketch is None:
-            return self._programs[name](count, self._spec, rng)
-        return sketch.draw(name, self._programs[name], count, self._spec, rng)
+            return self._programs[name](count, spec, rng)
+        return sketch.draw(name, self._programs[name], count, spec, rng)
 
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -99,12 +99,16 @@ class QuerySampler:
         """``count`` images to pay for, selected from ``pool`` times as many candidates."""
         config = self.config
         if config.pool == 1 or not self.trained():
-            return self.spec.quantise(torch.cat(self._parts(count)))
+            return self.spec.quantise(self._joined(count))
         # The last, smaller batch is chosen from as many candidates as any other.
-        x_NCHW = self.spec.quantise(torch.cat(self._parts(self.batch_size * config.pool)))
+        x_NCHW = self.spec.quantise(self._joined(self.batch_size * config.pool))
         scores_ENK = torch.stack([self._scores_of(net, x_NCHW) for net in self.students])
         rng = self.streams["choice"]
         return x_NCHW[choose(scores_ENK, count, config.choose, config.balance, rng)]
+
+    def _joined(self, count: int) -> Tensor:
+        parts = self._parts(count)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _parts(self, count: int) -> list[Tensor]:
         """``count`` images, the configured share from each source."""

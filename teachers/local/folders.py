@@ -4,8 +4,6 @@ A description in JSON, and safetensors; nothing of them is run.
 """
 
 import inspect
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,8 +19,17 @@ from dfme.config.imports import blaming
 from dfme.config.messages import did_you_mean
 from dfme.config.settings import TeacherConfig
 from dfme.errors import OptionError, UserError, flag, say
-from dfme.files import open_file
 from dfme.nets.files import of_bounded_size
+from dfme.nets.model_folders import (
+    CONFIG,
+    INDEX,
+    PROCESSOR,
+    PROCESSORS,
+    WEIGHTS,
+    numbers,
+    positive,
+    read_config,
+)
 from dfme.spec import AT_ONCE, ImageSpec, Shape
 from dfme.teachers.local.checks import (
     Scale,
@@ -40,16 +47,7 @@ from dfme.teachers.options import LocalOptions, TimmOptions
 
 Size = tuple[int, int]
 
-LARGEST = sys.float_info.max
-CONFIG = "config.json"
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-PROCESSOR = "preprocessor_config.json"
-PROCESSORS = "processor_config.json"  # of newer versions, with the image processor inside
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-
-MAX_SIZE = 1_000_000  # of a layer, or of how many there are of something
-MAX_CONFIG_BYTES = 10_000_000  # an index of weights names every tensor of a large model
 
 
 @dataclass(frozen=True)
@@ -90,35 +88,6 @@ def deciding_files(folder: Path) -> list[str]:
     """Names of the files beside ``CONFIG`` that decide what the folder's model answers."""
     parts = {} if (folder / WEIGHTS).is_file() else read_config(folder, INDEX)["weight_map"]
     return [PROCESSOR, PROCESSORS, WEIGHTS, INDEX, *parts.values()]
-
-
-def read_config(folder: Path, name: str = CONFIG) -> dict[str, Any]:
-    """A folder's JSON object. UserError where it is missing or is none."""
-    path = folder / name
-    try:
-        with open_file(path) as file:
-            text = file.read(MAX_CONFIG_BYTES + 1)
-        if len(text) > MAX_CONFIG_BYTES:
-            raise ValueError(f"it is longer than {MAX_CONFIG_BYTES:,} bytes")
-        value = json.loads(text, parse_int=_integer if name != INDEX else int)
-    except OSError as error:
-        raise UserError(
-            f"{path}: expected a model folder with {name}: {error.strerror or error}"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: expected the JSON of a model, but {first_line(error)}") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: expected a JSON object, got {type(value).__name__}")
-    return value
-
-
-def _integer(text: str) -> int:
-    """A whole number of a model's description, which may be a size or a count of anything."""
-    if len(text) > 1 + len(str(MAX_SIZE)) or abs(int(text)) > MAX_SIZE:
-        raise ValueError(
-            f"{text[:20]} is too large for anything in a model; the largest is {MAX_SIZE:,}"
-        )
-    return int(text)
 
 
 def require_weights(folder: Path) -> None:
@@ -171,16 +140,6 @@ def scaled(
     return tuple(low + m * (high - low) for m in mean), tuple(s * (high - low) for s in std)
 
 
-def numbers(value: Any, what: str) -> tuple[float, ...]:
-    """One number, or a list of them, out of a configuration. UserError for anything else."""
-    values = value if isinstance(value, list) else [value]
-    if values and all(
-        isinstance(number, int | float) and -LARGEST <= number <= LARGEST for number in values
-    ):
-        return tuple(map(float, values))
-    raise UserError(f"{what}: expected finite numbers, got {str(value)[:80]}")
-
-
 def image_shape(flagged: Shape | None, channels: int | None, size: Size | None) -> Shape:
     """C, H, W as flagged, else as stated. UserError where they differ in channels, or neither
     tells it.
@@ -203,11 +162,6 @@ def image_shape(flagged: Shape | None, channels: int | None, size: Size | None) 
             "teacher.shape", f"{CONFIG} says {stated}, too large to be meant; give it"
         )
     return channels, *size
-
-
-def positive(value: Any) -> int | None:
-    """A positive whole number out of a configuration; None for anything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
 # Teachers that are folders of timm's, with config.json and model.safetensors, from local files

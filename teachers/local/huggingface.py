@@ -3,7 +3,6 @@ alone.
 """
 
 import math
-import re
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -18,10 +17,12 @@ from dfme.config.imports import blaming
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError, flag, say
 from dfme.nets.files import of_bounded_size
+from dfme.nets.model_folders import CONFIG, PROCESSOR, WEIGHTS, positive, read_config, require_plain
+from dfme.nets.safetensors_file import plain_metadata, shapes_of
 from dfme.spec import Shape
 from dfme.teachers.local import folders
 from dfme.teachers.local.checks import agreed_classes, first_line, flagged_scale, import_extra
-from dfme.teachers.local.folders import CONFIG, PROCESSOR, WEIGHTS, FolderModel, positive
+from dfme.teachers.local.folders import FolderModel
 from dfme.teachers.local.processor import (
     Pixels,
     load_processor,
@@ -31,20 +32,10 @@ from dfme.teachers.local.processor import (
     resulting_shape,
 )
 from dfme.teachers.local.pytorch import TorchTeacher
-from dfme.teachers.local.safetensors_file import plain_metadata, shapes_of
 from dfme.teachers.local.weights import require_as_large
 from dfme.teachers.options import HuggingFaceOptions
 
 COLOURS = 3  # channels of a model whose configuration names no number of them
-
-NOTHING = re.compile("(?!)")
-ATTENTION = re.compile("eager|sdpa")
-FETCHING = dict.fromkeys(
-    ("auto_map", "quantization_config", "backbone", "experts_implementation"), NOTHING
-)
-FETCHING |= dict.fromkeys(("attn_implementation", "_attn_implementation"), ATTENTION)
-FETCHING["model_type"] = re.compile("(?!timm).*")
-"""What can make transformers import, fetch or open something else, and the values that do not."""
 
 
 class _Logits(nn.Module):
@@ -74,7 +65,7 @@ def load_huggingface(
     configuration take the place of its scaling. Images are not resized.
     """
     folder = Path(options.folder).expanduser()
-    model_config = folders.read_config(folder)
+    model_config = read_config(folder)
     _require_plain(folder, model_config)
     folders.require_weights(folder)
     _require_one_class_an_image(folder, model_config, config)
@@ -93,17 +84,7 @@ def load_huggingface(
 
 def _require_plain(folder: Path, model_config: dict[str, Any]) -> None:
     """UserError for a folder that is no whole model of transformers' own."""
-    inside: list[Any] = [model_config]
-    for part in inside:
-        if isinstance(part, dict | list):
-            inside.extend(part.values() if isinstance(part, dict) else part)
-        for name, harmless in FETCHING.items() if isinstance(part, dict) else ():
-            if name in part and not (
-                isinstance(part[name], str) and harmless.fullmatch(part[name])
-            ):
-                raise UserError(
-                    f"{folder / CONFIG}: asks for code or weights of others, never done: {name}"
-                )
+    require_plain(model_config, folder / CONFIG)
     if "model_type" not in model_config:
         hint = (
             f"; it looks like timm's: say {flag('teacher', 'timm')}"
@@ -150,7 +131,7 @@ def _require_room(folder: Path, auto: Any) -> None:
     """UserError for a model that its weights do not fill, before memory is taken for it."""
     shapes = [shape for path in sorted(folder.glob("*.safetensors")) for shape in shapes_of(path)]
     longest = max((max(shape, default=0) for shape in shapes if math.prod(shape)), default=0)
-    labels = folders.read_config(folder).get("num_labels")
+    labels = read_config(folder).get("num_labels")
     if isinstance(labels, int) and labels > longest:
         raise UserError(
             f"{folder / CONFIG}: has {labels:,} labels, but no tensor of the weights is so long"

@@ -1,48 +1,20 @@
-"""Names in a state dict: what wrappers and counters left in them, and which are the network's.
+"""Names in a state dict: which are the network's.
 
-Training wraps a network again and again (DataParallel, torch.compile, FSDP, a LightningModule, a
-moving average), and each wrapper puts a word before the names of the weights. These words are
-removed here. Nothing that could change an answer is dropped silently: weights that remain are named
-in an error, and the user says which part to take.
+Nothing that could change an answer is dropped silently: weights that remain are named in an error,
+and the user says which part to take.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from torch import Tensor
-
-from dfme.data.class_names import listed
-from dfme.errors import UserError, flag, say
-
-State = dict[str, Tensor]
-
-WRAPPERS = frozenset(
-    (
-        "_orig_mod",  # torch.compile
-        "_fsdp_wrapped_module",  # FullyShardedDataParallel
-        "_fpw_module",  # the same, before PyTorch had it
-        "_checkpoint_wrapped_module",  # activation checkpointing
-        "_forward_module",  # Lightning Fabric
-    )
-)
-"""Words that only wrappers put into a name."""
-
-PARALLEL = "module"
-"""The word of DataParallel, DistributedDataParallel, DeepSpeed and AveragedModel."""
-
-COUNTERS = frozenset(("total_ops", "total_params", "n_averaged", "initted", "step"))
-"""Last words of single numbers that thop.profile and moving averages count in."""
+from dfme.errors import UserError, say
+from dfme.nets.state_files import State, chosen, some, which_was_taken
 
 LOSSES = frozenset(("criterion", "loss", "loss_fn", "loss_func", "loss_function"))
 """First words of the weights of a loss, which takes no part in an answer."""
 
-AVERAGES = ("ema", "swa", "averag", "shadow", "polyak")
-"""Parts of the names under which training keeps averages of a network beside it."""
-
 MAX_CANDIDATES = 64  # parts of a file that are held against the network
 MAX_DEPTH = 8  # words before a name
-NAMED = 5  # names in a message
 
 
 @dataclass(frozen=True)
@@ -51,36 +23,6 @@ class NamedPart:
 
     prefix: str
     state: State
-
-
-def plain_state(state: Mapping[str, Tensor]) -> State:
-    """The weights without counters, under the names that they have without wrappers.
-
-    The word ``module`` is a wrapper's where it has no sibling, as in ``features.module.0``.
-    """
-    weights = {
-        name: value
-        for name, value in state.items()
-        if name.rpartition(".")[2] not in COUNTERS or value.numel() != 1
-    }
-    words = {name: [word for word in name.split(".") if word not in WRAPPERS] for name in weights}
-    tree: dict[str, Any] = {}
-    for path in words.values():
-        node = tree
-        for word in path:
-            node = node.setdefault(word, {})
-    plain = {".".join(_unwrapped(path, tree)): weights[name] for name, path in words.items()}
-    return plain if len(plain) == len(weights) else weights
-
-
-def _unwrapped(path: list[str], tree: dict[str, Any]) -> Iterator[str]:
-    """The words of a name, without ``module`` where it is the only child and has children."""
-    node = tree
-    for word in path:
-        only_child = word == PARALLEL and len(node) == 1 and bool(node[word])
-        node = node[word]
-        if not only_child:
-            yield word
 
 
 def parts_of(state: State) -> Iterator[NamedPart]:
@@ -145,34 +87,3 @@ def network_part(state: State, fits: Callable[[State], bool]) -> tuple[State | N
         )
     weights = next(part.state for part in fitting if part.prefix == prefix)
     return weights, which_was_taken(entry, ", ".join(o[:-1] for o in others)) if others else ""
-
-
-def chosen(names: list[str]) -> str | None:
-    """The only name, or the only one that is no average; None for any other list."""
-    plain = [name for name in names if not any(word in name.lower() for word in AVERAGES)]
-    if len(plain) == 1:
-        return plain[0]
-    return names[0] if len(names) == 1 else None
-
-
-def which_was_taken(entry: str, others: str) -> str:
-    """The line that says which of several sets of weights was taken."""
-    return f"takes the weights under {entry}, not those under {others} ({flag('teacher.entry')})"
-
-
-def part_under(entry: str, state: State) -> State:
-    """The weights whose names begin with ``entry``, without it; empty where there are none."""
-    prefix = f"{entry}."
-    return {
-        name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
-    }
-
-
-def first_words(state: State) -> list[str]:
-    """What its names begin with, each once."""
-    return list(dict.fromkeys(name.partition(".")[0] for name in state))
-
-
-def some(names: list[str]) -> str:
-    """The first of a list of names, and how many more there are."""
-    return listed(names, NAMED)

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from dfme.config.imports import blaming
 from dfme.errors import UserError, flag, say
+from dfme.nets.model_folders import PROCESSOR, PROCESSORS, read_config
 from dfme.spec import Shape
 from dfme.teachers.local.checks import first_line, import_extra
-from dfme.teachers.local.folders import PROCESSOR, PROCESSORS, read_config
 
 NESTED = "image_processor"  # the key in PROCESSORS
 

@@ -14,11 +14,12 @@ from dfme.config.settings import TeacherConfig
 from dfme.errors import OptionError, UserError, flag, say
 from dfme.nets import RESNETS, builder, check_net
 from dfme.nets.files import Guess, differences, infer_net, on_meta_device
+from dfme.nets.state_files import State, first_words, some
 from dfme.nets.torchvision_nets import TRANSFORMING, current_names
 from dfme.spec import ImageSpec, Shape, TeacherInfo
 from dfme.teachers.label_modes import LOGITS, as_classes
 from dfme.teachers.local.checks import agreed, agreed_classes, flagged_scale
-from dfme.teachers.local.names import State, first_words, network_part, some
+from dfme.teachers.local.names import network_part
 from dfme.teachers.local.weights import SCALING, Card, load_into, read_checkpoint
 from dfme.teachers.options import TeacherPrecision, TorchOptions
 

@@ -230,13 +230,7 @@ print(json.dumps([name.removeprefix("dfme.teachers.") for name in names]))
         (
             "torch",
             {"checkpoint": "teachers/checkpoints/digits.safetensors"},
-            (
-                {"local"}
-                | {
-                    f"local.{name}"
-                    for name in ("checks", "names", "pytorch", "safetensors_file", "weights")
-                }
-            ),
+            ({"local"} | {f"local.{name}" for name in ("checks", "names", "pytorch", "weights")}),
         ),
         ("module:function", {}, {"custom"}),
     ],

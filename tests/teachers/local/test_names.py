@@ -13,9 +13,9 @@ from torch.optim.swa_utils import AveragedModel
 
 from dfme.config.settings import TeacherConfig
 from dfme.nets import build_net
+from dfme.nets.state_files import plain_state
 from dfme.nets.torchvision_nets import current_names
 from dfme.teachers.build import make_teacher
-from dfme.teachers.local.names import plain_state
 
 State = dict[str, Tensor]
 SHAPE = (1, 8, 8)

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from tables import all_hold
 from torch import Tensor, nn
 
-from dfme.teachers.local.safetensors_file import read_safetensors
+from dfme.nets.safetensors_file import read_safetensors
 from dfme.teachers.local.weights import Card, load_into, read_checkpoint, read_weights
 
 

@@ -1,0 +1,239 @@
+"""Training of a student with public weights: its last layer, by algebra on features that are computed
+once, and its last blocks where answers that are held back say that it helps.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dfme.answers.reading import top_class
+from dfme.compute.device import derived_seed
+from dfme.compute.modules import evaluating
+from dfme.config.settings import ExtractConfig
+from dfme.errors import UserError, say
+from dfme.nets.public import PublicNet
+from dfme.spec import LabelMode
+from dfme.students import heads
+from dfme.students.features import FeatureCache
+from dfme.students.heads import Head
+from dfme.students.losses import make_distance
+from dfme.students.optimizers import Schedule, StepPlan
+from dfme.students.replay import Replay
+from dfme.students.tail import TailTraining
+from dfme.students.trainer import Metrics, StudentTrainer
+
+BATCH = 32
+"""Images whose features are computed at once, and of a step of the last blocks."""
+
+ROUNDS = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
+"""Shares of the budget at which the student learns, where its recipe names none."""
+
+EXACT = 1e-2
+"""Residual of held-back answers up to which the teacher is this network with another last layer.
+
+Measured: 4e-7 of such a teacher, .5 of one whose last blocks were tuned (docs/public_weights.md).
+"""
+
+TAIL_STEPS = 300
+CHECKS = 10
+"""Looks at the held-back answers while the last blocks are trained, at even steps."""
+
+PATIENCE = 3
+"""Looks in a row that find nothing better, after which the training ends."""
+
+HELD_BACK_EVERY = 8
+"""Of so many answers one is held back from the training of the last blocks."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a stage of a round came to, on so many ``images``.
+
+    ``held_back``: agreement on answers that were not learnt from. ``residual``: of the solve, as a
+    share of the spread of the log-odds. ``taken``: whether the student has it.
+    """
+
+    name: str
+    images: int
+    taken: bool
+    held_back: float | None = None
+    residual: float | None = None
+
+
+class PublicTrainer(StudentTrainer):
+    """Trains a student with public weights in rounds, each from these weights on all that is held.
+
+    A step is a batch of features, the last layer, or a step of the last blocks. ``mode``: the form
+    of the answers. ``cache``: where features are kept. The other arguments are those of
+    ``StudentTrainer``; of the student's options those of its training have no effect but ``train``
+    and ``rounds``. A round that was cut short begins anew from the features in the cache.
+    """
+
+    def __init__(
+        self,
+        config: ExtractConfig,
+        nets: Sequence[nn.Module],
+        replay: Replay,
+        schedule: Schedule,
+        streams_rng: torch.Generator,
+        mode: LabelMode,
+        cache: FeatureCache,
+    ) -> None:
+        (net,) = nets
+        assert isinstance(net, PublicNet)
+        student = replace(
+            config.student,
+            rounds=config.student.rounds or ROUNDS,
+            steps=0,
+            passes=0,
+            replay_steps=0,
+            replay_batch=BATCH,
+            average=0.0,
+        )
+        require_solvable(student.train, mode)
+        distance = make_distance("cross_entropy" if mode.kind == "label" else "kl", mode)
+        config = replace(config, student=student)
+        super().__init__(config, nets, distance, replay, schedule, streams_rng)
+        self._held_images = replay
+        self._frozen = net  # with public weights in all of its blocks
+        self._is_tuned = False
+        self._mode = mode
+        self._cache = cache
+        self._seed = config.seed
+        self._rows: list[Tensor] = []  # features of the items from _first on
+        self._first = 0
+        self._round: Iterator[Metrics] | None = None
+        self._round_began = 0
+        self._is_exact = False
+        self.stages: list[Stage] = []
+
+    @property
+    def facts(self) -> list[dict[str, Any]]:
+        """The stages of the last round, for a run's summary."""
+        return [asdict(stage) for stage in self.stages]
+
+    def learn(self, images_BCHW: Tensor, answers: Tensor, keep: bool = True) -> Metrics:
+        """Hold a paid batch until its round; one not to ``keep`` is looked at, as in a rehearsal."""
+        if keep:
+            self._held_images.add(images_BCHW, answers)
+        else:
+            self._features_of(images_BCHW)
+        return {}
+
+    def train_pending(self, at_most: int) -> Metrics:
+        """Take up to ``at_most`` of the ``steps_due``, of which the last one ends the round."""
+        metrics: Metrics = {}
+        for _ in range(min(at_most, self.steps_due)):
+            metrics |= self._advance()
+        return metrics | {"student_steps": self.steps}
+
+    def _advance(self) -> Metrics:
+        """The next step; the last one that the plan has for the round does all that is left of it."""
+        end = next(edge for edge in self.plan.edges if edge > self.steps)
+        if self._round is None:
+            self._round_began = self.steps
+            self._round = self._stages_of_round(is_last=end == self.plan.edges[-1])
+        metrics: Metrics = {}
+        for metrics in self._round:
+            self.steps += 1
+            if self.steps < end:
+                return metrics
+        self._round = None
+        self.steps = end
+        return metrics
+
+    @property
+    def _trains_blocks(self) -> bool:
+        return self.config.train in ("auto", "tail")
+
+    def _plan(self, images: int) -> StepPlan:
+        """Batches of features and a last layer in each round; in the last one the blocks as well."""
+        most = self.config.replay_capacity
+        held = [min(most, math.ceil(share * images)) for share in self.config.rounds]
+        batches = [0, *(math.ceil(count / BATCH) for count in held)]
+        steps = [later - sooner + 1 for sooner, later in pairwise(batches)]
+        if self._trains_blocks:
+            steps[-1] += batches[-1] + TAIL_STEPS
+        return StepPlan(0, tuple(steps), self.config.rounds)
+
+    def _stages_of_round(self, is_last: bool) -> Iterator[Metrics]:
+        """All that a round does, a step at a time; ``stages`` says what came of it."""
+        self.stages = []
+        yield from self._compute_features()
+        _, answers = self._held_images.items(self._first, self._held_images.added)
+        self._take(self._last_layer(answers))
+        yield {}
+        if is_last and self._trains_blocks and not self._is_exact:
+            yield from self._last_blocks(answers)
+
+    def _compute_features(self) -> Iterator[Metrics]:
+        """Features of the images held that have none yet; those of images no longer held go."""
+        replay = self._held_images
+        oldest = replay.added - len(replay)
+        if self._rows:
+            self._rows = [torch.cat(self._rows)[max(0, oldest - self._first) :]]
+        self._first = max(oldest, self._first)
+        following = self._first + sum(map(len, self._rows))
+        for start in range(following, replay.added, BATCH):
+            images_BCHW, _ = replay.items(start, min(start + BATCH, replay.added))
+            self._rows.append(self._features_of(images_BCHW))
+            yield {}
+
+    def _features_of(self, images_BCHW: Tensor) -> Tensor:
+        with evaluating(self._frozen), torch.no_grad():
+            return self._cache(images_BCHW, self._frozen.features)
+
+    def _last_layer(self, answers: Tensor) -> Head:
+        """The last layer by linear equations where that is exact, or asked for; else by a fit."""
+        features_ND = torch.cat(self._rows)
+        images = len(features_ND)
+        classes = self._frozen.head.out_features
+        arguments = (features_ND, answers, self._mode, classes, self._seed)
+        solved = None
+        if self.config.train in ("auto", "solve", "tail") and is_solvable(self._mode):
+            solved = heads.solve(*arguments)
+            self._is_exact = solved.residual < EXACT
+            taken = self._is_exact or self.config.train == "solve"
+            self.stages.append(
+                Stage("solve", images, taken, solved.agreement, solved.residual)
+            )
+            if taken:
+                return solved.head
+        fitted = heads.fit(*arguments)
+        self.stages.append(Stage("head", images, True, fitted.held_back_agreement))
+        return fitted.head
+
+    @torch.no_grad()
+    def _take(self, head: Head, blocks: PublicNet | None = None) -> None:
+        """Give the student this last layer, on ``blocks``, or on the public ones."""
+        student = self.nets[0]
+        assert isinstance(student, PublicNet)
+        if blocks is not None and not self._is_tuned:
+            self._frozen = copy.deepcopy(student)
+        if blocks is not None or self._is_tuned:
+            source = blocks or self._frozen
+            student.backbone.load_state_dict(source.backbone.state_dict())
+        self._is_tuned = blocks is not None
+        student.head.weight.copy_(head.weight_KD)
+        student.head.bias.copy_(head.bias_K)
+
+    def _last_blocks(self, answers: Tensor) -> Iterator[Metrics]:
+        """Train the last blocks on most answers, and take the best that the others see, if any is."""
+        replay = self._held_images
+        features_ND = torch.cat(self._rows)
+        images = len(features_ND)
+        place_N = torch.arange(images)
+        held_N = place_N[place_N % HELD_BACK_EVERY == HELD_BACK_EVERY - 1]
+        learnt_N = place_N[place_N % HELD_BACK_EVERY != HELD_BACK_EVERY - 1]
+        classes = self._frozen.head.out_features
+        head = heads.fit(
+            features_ND[learnt_N], answers[learnt_N], self._mode, classes, self._seed
+        ).head
+        probe_BCHW, _ = replay.items(self._first, self._first + 2)
+        tail = TailTraining(self._frozen, head, self.distance, probe_BCHW)
