@@ -45,7 +45,7 @@ class ImageRate:
         """Hours until so many queries are answered; None where their number is not known."""
         if queries is None:
             return None
-        return round(queries / self.images * WITHIN[self.term] / HOUR, 4)
+        return round(queries / self.images * WITHIN[self.term] / HOUR, 6)
 
 
 def parse_rate(text: str) -> ImageRate:
@@ -71,7 +71,7 @@ def delay(hours: float | None) -> str:
 
 
 def _count(number: float, unit: str) -> str:
-    whole = math.ceil(number)
+    whole = math.ceil(round(number, 3))
     return f"{whole:,} {unit}" if whole == 1 else f"{whole:,} {unit}s"
 
 
