@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +24,9 @@ from dfme.files import replacing
 
 SHOWN = 4  # names in a message
 MAX_TENSORS = 20_000  # of a network; those of 1,202 layers have 4,000
+
+SMALL_NETWORK = 1_000_000  # numbers in a network whose memory does not matter
+MAX_TABLES = 20_000_000  # numbers in a network besides its weights
 
 
 def save_module(path: Path, module: nn.Module, metadata: Mapping[str, str]) -> None:
@@ -70,6 +74,23 @@ def of_bounded_size() -> Iterator[None]:
 
     with register_module_parameter_registration_hook(count):
         yield
+
+
+def require_as_large(outline: nn.Module, shapes: list[tuple[int, ...]], *, source: str) -> None:
+    """UserError where a network would take memory for numbers that its files do not hold.
+
+    ``outline`` has names and shapes alone. A part that lacks weights is named when they are loaded,
+    so the network may be twice as large as they are. What it computes for itself may be
+    ``MAX_TABLES``.
+    """
+    stored = sum(map(math.prod, shapes))
+    described = sum(parameter.numel() for parameter in outline.parameters())
+    tables = sum(buffer.numel() for buffer in outline.buffers())
+    if described > 2 * stored + SMALL_NETWORK or tables > max(stored, MAX_TABLES):
+        raise UserError(
+            f"{source}: describes a network of {described + tables:,} numbers, but the weights "
+            f"hold {stored:,}"
+        )
 
 
 def state_dict_problems(net: nn.Module, state: Mapping[str, Tensor]) -> str:

@@ -71,10 +71,22 @@ def students_of(job: Job) -> int:
     return job.config.student.count or entry_of(job).students
 
 
+def learns_in_stages(job: Job) -> bool:
+    """True if the student has public weights, and learns from what is held: its last layer, ...
+
+    A method with a generator needs a student that learns at every step.
+    """
+    student = job.config.student
+    if student.weights is None or student.train == "all":
+        return False
+    return student.train != "auto" or not hasattr(job.method_config, "latent_size")
+
+
 def keeps_answers(job: Job) -> bool:
     """True if the students' replay holds what is paid for."""
     student = job.config.student
-    return bool(student.steps or student.passes or student.replay_steps or entry_of(job).keeps)
+    replays = student.steps or student.passes or student.replay_steps
+    return bool(replays or entry_of(job).keeps or learns_in_stages(job))
 
 
 def method_problems(job: Job) -> Iterator[Problem]:

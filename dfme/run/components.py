@@ -19,16 +19,21 @@ from dfme.methods.base import Components, Method
 from dfme.nets import auto_net, build_net, find_net
 from dfme.nets.files import infer_net
 from dfme.nets.generators import DrawImages, Generator, GeneratorNet, Transforming
+from dfme.nets.public import PublicNet
 from dfme.oracle.oracle import Oracle
 from dfme.queries.pool import ImageSource
 from dfme.queries.programs import ProceduralImages
 from dfme.queries.sampler import Evolution, QuerySampler
-from dfme.run.checks import keeps_answers, students_of
+from dfme.run.checks import keeps_answers, learns_in_stages, students_of
 from dfme.spec import ImageSpec, LabelMode
+from dfme.students.features import FeatureCache
 from dfme.students.losses import make_distance
 from dfme.students.optimizers import Schedule
+from dfme.students.public import PublicTrainer, feature_key
 from dfme.students.replay import Replay
 from dfme.students.trainer import StudentTrainer
+
+FEATURES = "features.sqlite"
 
 
 @dataclass(frozen=True)
@@ -168,8 +173,21 @@ def build_trainer(
     schedule: Schedule,
     rng: Streams,
     fresh: Callable[[int], list[nn.Module]] | None = None,
+    directory: Path | None = None,
 ) -> StudentTrainer:
-    """The students' training on answers in ``mode``."""
+    """The students' training on answers in ``mode``.
+
+    ``directory``: the run's, which keeps the features of a student that learns in stages.
+    """
+    student = config.student
+    if student.weights is not None and student.train != "all":
+        assert replay is not None
+        (net,) = students
+        assert isinstance(net, PublicNet)
+        shared = config.shared_answers
+        folder = directory if shared is None else Path(shared)
+        cache = FeatureCache(folder and folder / FEATURES, feature_key(net), net.width)
+        return PublicTrainer(config, students, replay, schedule, rng["augment"], mode, cache)
     distance = make_distance(config.answers.loss(config.student.loss), mode)
     return StudentTrainer(config, students, distance, replay, schedule, rng["augment"], fresh)
 
@@ -196,7 +214,11 @@ def build_components(
     replay = build_replay(job, spec, rng, directory)
     draw = procedural_images(job, spec)
     schedule = Schedule(config.schedule, oracle)
-    students = build_trainer(config, nets.students, mode, replay, schedule, rng, nets.fresh)
+    if not learns_in_stages(job):
+        config = replace(config, student=replace(config.student, train="all"))
+    students = build_trainer(
+        config, nets.students, mode, replay, schedule, rng, nets.fresh, directory
+    )
     evolution = None
     if job.queries.evolve and replay is not None:
         evolution = Evolution(replay, mode, oracle.num_classes)

@@ -285,10 +285,8 @@ def run(
         even = due > done or (training and not trainer.steps_due)
         if even or early[1] < early[0]:
             deferred.verify()
-            with work.doing("scoring"):
-                new = progress.scores[ledger.spent, trainer.steps] = _scored(
-                    examination, trainer, progress
-                )
+            new = _scored(examination, trainer, progress, work)
+            progress.scores[ledger.spent, trainer.steps] = new
             metrics |= new | (goal.look(trainer.delivered, metrics | new) if goal else {})
             recorder.evaluation(ledger.spent, numbers(metrics) | _accounts(ledger, progress, price))
             look()
@@ -362,13 +360,14 @@ def _spend(method: Method, oracle: Oracle) -> Metrics | None:
 
 
 def _scored(
-    examination: Examination, trainer: StudentTrainer, progress: Progress
+    examination: Examination, trainer: StudentTrainer, progress: Progress, work: Work
 ) -> dict[str, float]:
     """The scores of the student as it is, which on an evaluation set no query changes."""
     known = [scores for (_, steps), scores in progress.scores.items() if steps == trainer.steps]
     if known and isinstance(examination, EvaluationSet):
         return known[-1]
-    return score_all(examination, trainer.delivered, trainer.vote)
+    with work.doing("scoring"):
+        return score_all(examination, trainer.delivered, trainer.vote)
 
 
 def _accounts(ledger: Ledger, progress: Progress, price: float | None) -> dict[str, float]:

@@ -18,7 +18,7 @@ from dfme.compute.device import (
     has_fast_bf16,
     within_memory,
 )
-from dfme.compute.modules import validate_like
+from dfme.compute.modules import Seldom, validate_like
 from dfme.config.sections import AnswersConfig
 from dfme.config.settings import ExtractConfig, StudentConfig
 from dfme.config.values import from_mapping
@@ -56,6 +56,7 @@ from dfme.run.scores import evaluation_images
 from dfme.run.student_file import save_student, student_facts
 from dfme.spec import ImageSpec, LabelMode
 from dfme.students.optimizers import Schedule
+from dfme.students.public import PublicTrainer
 from dfme.students.replay import Replay
 from dfme.students.trainer import StudentTrainer
 from dfme.version import __version__
@@ -196,7 +197,7 @@ def retrain(
         settings = replace(settings, student=replace(student, rounds=(1.0,)))
         torch.manual_seed(derived_seed(settings.seed, "global"))
         schedule = Schedule(settings.schedule)
-        trainer = build_trainer(settings, nets, mode, paid.replay, schedule, streams)
+        trainer = build_trainer(settings, nets, mode, paid.replay, schedule, streams, directory=run)
         with RunDirectory.create(out) as directory:
             seconds, training = _train(settings.student, trainer, examination, tell)
             queries = answered(paid)
@@ -221,6 +222,7 @@ def retrain(
                 "student_arch": arch,
                 "students": len(trainer.nets),
                 "student_steps": trainer.steps,
+                **trainer.facts,
                 "precision": trainer.precision,
                 "wall_seconds": round(seconds, 3),
             }
@@ -296,7 +298,9 @@ def _train(
     """
     started = time.monotonic()
     steps = trainer.steps_left
-    at_once = max(1, steps // LINES)
+    in_stages = isinstance(trainer, PublicTrainer)
+    at_once = 1 if in_stages else max(1, steps // LINES)
+    seldom = Seldom(tell)
     records: list[MetricRecord] = []
     while trainer.steps_left:
         with naming_the_rate(config, trainer):
@@ -305,10 +309,16 @@ def _train(
             if len(records) == 1 and at_once > 1:  # the loss before any training, and no line
                 metrics = numbers(trainer.train_pending(at_once - 1))
                 records.append({**metrics})
+        line = f"{steps - trainer.steps_left:,} / {steps:,} steps"
+        if in_stages and trainer.steps_left:  # there is no new student to score
+            seldom(line)
+            continue
         scores = examination.score(trainer.delivered)
         agreement = "".join(f"  {text}" for text in agreement_line(scores))
         loss = f"  loss {metrics['replay_loss']:.4g}" if "replay_loss" in metrics else ""
-        tell(f"{steps - trainer.steps_left:,} / {steps:,} steps{agreement}{loss}")
+        tell(line + agreement + loss)
+    if outcome := trainer.outcome:
+        tell(f"student: {outcome}")
     return time.monotonic() - started, Training.of_records(records)
 
 

@@ -310,6 +310,8 @@ class Run:
         save_student(
             self.directory.student, student, self.arch, self.oracle.spec, self.oracle.num_classes
         )
+        if outcome := self.trainer.outcome:
+            self.recorder.note(f"student: {outcome}")
         summary = self.summary(student)
         ended_by = "until_agreement" if self.oracle.remaining else "budget"
         summary["ended_by"] = ended_by if finished else None
@@ -377,6 +379,7 @@ class Run:
             "students": len(self.trainer.nets),
             **({"callback_metrics": added} if added else {}),
             "student_steps": self.trainer.steps,
+            **self.trainer.facts,
             "precision": self.trainer.precision,
             "wall_seconds": round(seconds, 3),
             "queries_per_second": round(totals.spent / seconds, 1) if seconds else None,

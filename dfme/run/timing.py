@@ -24,6 +24,7 @@ from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.queries.programs import Sketch, sketching
 from dfme.run.checkpoint import DivergedError, naming_the_rate
+from dfme.run.checks import learns_in_stages
 from dfme.run.components import build_components, build_method
 from dfme.run.parts import RunParts, build_parts, with_placeholder_step
 from dfme.run.scores import evaluation_batch, scores
@@ -133,6 +134,8 @@ def within_minutes(
     if config.minutes is None:
         return job
     limit = 60 * config.minutes
+    if learns_in_stages(job):
+        return _if_in_time(job, teacher, free, evaluation)
     small = replace(job, config=replace(config, student=replace(config.student, arch="cnn_small")))
     with sketching():
         for candidate in (job, small) if config.student.arch == "auto" else (job,):
@@ -160,6 +163,26 @@ def within_minutes(
             remedies,
         )
     )
+
+
+def _if_in_time(job: Job, teacher: Teacher, free: bool, evaluation: ImageSet | None) -> Job:
+    """The job, whose student has no number of steps to choose. UserError where it takes longer."""
+    minutes = job.config.minutes
+    assert minutes is not None
+    job = replace(job, config=replace(job.config, minutes=None))
+    with sketching():
+        parts = build_parts(job, teacher, choose_device(job.config.device), evaluation)
+        rehearsed = rehearse(parts, teacher, scored=parts.scored, free=free)
+        work = Work(parts.job, method_of(parts, teacher), rehearsed)
+    seconds = work.seconds_to_end(parts.scored)
+    if seconds is not None and seconds > 60 * minutes:
+        expected = "expected at least {:.2g} on this machine for a student with public weights, {}"
+        remedy = "; give more or a smaller {budget}; nothing was asked"
+        slowest = work.slowest(parts.scored)
+        raise UserError(
+            say(expected + remedy, seconds / 60, slowest), about=Ref("minutes", minutes)
+        )
+    return job
 
 
 @dataclass(frozen=True)

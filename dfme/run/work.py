@@ -238,13 +238,19 @@ class Work:
         unpaid = self._ledger.budget - self._ledger.spent
         steps = self._trainer.steps
         rounds = [(begin, end, held) for begin, end, held in self._rounds if end > steps]
-        points = self._job.config.evaluation.points * unpaid / self._ledger.budget
+        evaluation = self._job.config.evaluation
+        points = min(
+            evaluation.points * unpaid / self._ledger.budget,
+            unpaid / self._job.method_config.batch_size,
+        )
+        if self._trainer.plan.during == 0 and evaluation.dataset != "none":
+            points = 0  # between rounds the student, and so its scores, stay as they are
         return {
             "asking": unpaid,
             "training": sum(
                 (end - max(begin, steps)) * self._batch(held) for begin, end, held in rounds
             ),
-            "scoring": min(points, unpaid / self._job.method_config.batch_size) + len(rounds),
+            "scoring": points + len(rounds),
         }
 
     @property

@@ -1,8 +1,9 @@
-"""Training of a student with public weights: its last layer, by algebra on features that are computed
-once, and its last blocks where answers that are held back say that it helps.
+"""Training of a student with public weights: its last layer, by algebra on features that are
+computed once, and its last blocks where answers that are held back say that it helps.
 """
 
 import copy
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +17,7 @@ from dfme.answers.reading import top_class
 from dfme.compute.device import derived_seed
 from dfme.compute.modules import evaluating
 from dfme.config.settings import ExtractConfig
-from dfme.errors import UserError, say
+from dfme.errors import OptionError, say
 from dfme.nets.public import PublicNet
 from dfme.spec import LabelMode
 from dfme.students import heads
@@ -65,6 +66,15 @@ class Stage:
     held_back: float | None = None
     residual: float | None = None
 
+    def __str__(self) -> str:
+        if self.residual is not None:
+            how = f"residual {self.residual:.1g} on answers held back"
+            return f"its last layer was solved from {self.images:,} answers, {how}"
+        part = {"head": "its last layer was fitted", "tail": "its last blocks were trained"}
+        outcome = part[self.name] if self.taken else "training its last blocks did not help"
+        right = "" if self.held_back is None else f" ({self.held_back:.1%} of answers held back)"
+        return outcome + right
+
 
 class PublicTrainer(StudentTrainer):
     """Trains a student with public weights in rounds, each from these weights on all that is held.
@@ -81,7 +91,7 @@ class PublicTrainer(StudentTrainer):
         nets: Sequence[nn.Module],
         replay: Replay,
         schedule: Schedule,
-        streams_rng: torch.Generator,
+        rng: torch.Generator,
         mode: LabelMode,
         cache: FeatureCache,
     ) -> None:
@@ -99,7 +109,7 @@ class PublicTrainer(StudentTrainer):
         require_solvable(student.train, mode)
         distance = make_distance("cross_entropy" if mode.kind == "label" else "kl", mode)
         config = replace(config, student=student)
-        super().__init__(config, nets, distance, replay, schedule, streams_rng)
+        super().__init__(config, nets, distance, replay, schedule, rng)
         self._held_images = replay
         self._frozen = net  # with public weights in all of its blocks
         self._is_tuned = False
@@ -114,12 +124,23 @@ class PublicTrainer(StudentTrainer):
         self.stages: list[Stage] = []
 
     @property
-    def facts(self) -> list[dict[str, Any]]:
-        """The stages of the last round, for a run's summary."""
-        return [asdict(stage) for stage in self.stages]
+    def facts(self) -> dict[str, Any]:
+        """``student_stages``: those of the last round, in order."""
+        return {"student_stages": [asdict(stage) for stage in self.stages]}
+
+    @property
+    def outcome(self) -> str:
+        """The stages in a line, and what they say of the teacher."""
+        said = [str(stage) for stage in self.stages if stage.taken or stage.name != "solve"]
+        if self._is_exact:
+            said.append("so the teacher is these weights with a last layer of its own")
+        return "; ".join(said)
 
     def learn(self, images_BCHW: Tensor, answers: Tensor, keep: bool = True) -> Metrics:
-        """Hold a paid batch until its round; one not to ``keep`` is looked at, as in a rehearsal."""
+        """Hold a paid batch until its round.
+
+        One not to ``keep`` is looked at and forgotten: so a rehearsal times features.
+        """
         if keep:
             self._held_images.add(images_BCHW, answers)
         else:
@@ -129,12 +150,13 @@ class PublicTrainer(StudentTrainer):
     def train_pending(self, at_most: int) -> Metrics:
         """Take up to ``at_most`` of the ``steps_due``, of which the last one ends the round."""
         metrics: Metrics = {}
-        for _ in range(min(at_most, self.steps_due)):
-            metrics |= self._advance()
+        for _ in range(at_most):
+            if self.steps_due:  # which the end of a round makes fewer than one step does
+                metrics |= self._advance()
         return metrics | {"student_steps": self.steps}
 
     def _advance(self) -> Metrics:
-        """The next step; the last one that the plan has for the round does all that is left of it."""
+        """The next step; the last one that the plan has for a round does all that is left of it."""
         end = next(edge for edge in self.plan.edges if edge > self.steps)
         if self._round is None:
             self._round_began = self.steps
@@ -153,7 +175,7 @@ class PublicTrainer(StudentTrainer):
         return self.config.train in ("auto", "tail")
 
     def _plan(self, images: int) -> StepPlan:
-        """Batches of features and a last layer in each round; in the last one the blocks as well."""
+        """Batches of features and a last layer in each round; in the last one the blocks, too."""
         most = self.config.replay_capacity
         held = [min(most, math.ceil(share * images)) for share in self.config.rounds]
         batches = [0, *(math.ceil(count / BATCH) for count in held)]
@@ -200,9 +222,7 @@ class PublicTrainer(StudentTrainer):
             solved = heads.solve(*arguments)
             self._is_exact = solved.residual < EXACT
             taken = self._is_exact or self.config.train == "solve"
-            self.stages.append(
-                Stage("solve", images, taken, solved.agreement, solved.residual)
-            )
+            self.stages.append(Stage("solve", images, taken, solved.agreement, solved.residual))
             if taken:
                 return solved.head
         fitted = heads.fit(*arguments)
@@ -224,7 +244,7 @@ class PublicTrainer(StudentTrainer):
         student.head.bias.copy_(head.bias_K)
 
     def _last_blocks(self, answers: Tensor) -> Iterator[Metrics]:
-        """Train the last blocks on most answers, and take the best that the others see, if any is."""
+        """Train the last blocks on most answers; the best by the others is taken, if one helps."""
         replay = self._held_images
         features_ND = torch.cat(self._rows)
         images = len(features_ND)
@@ -237,3 +257,100 @@ class PublicTrainer(StudentTrainer):
         ).head
         probe_BCHW, _ = replay.items(self._first, self._first + 2)
         tail = TailTraining(self._frozen, head, self.distance, probe_BCHW)
+        middle: list[Tensor] = []
+        for start in range(0, images if tail.by_activations else 0, BATCH):
+            first = self._first + start
+            images_BCHW, _ = replay.items(first, min(first + BATCH, replay.added))
+            middle.append(tail.middle(images_BCHW))
+            yield {}
+        activations = torch.cat(middle) if middle else None
+
+        def part(place_B: Tensor) -> Tensor:
+            if activations is not None:
+                return activations[place_B]
+            return replay.read(self._first + place_B)[0]
+
+        def looked() -> tuple[float, float]:
+            """Agreement on the held-back answers, and their mean distance with the sign changed."""
+            with torch.no_grad():
+                scores = [tail.scores(part(place_B)) for place_B in held_N.split(BATCH)]
+                scores_NK = torch.cat(scores)
+                far = self.distance(scores_NK, answers[held_N]).mean()
+                same = scores_NK.argmax(1) == top_class(answers[held_N])
+            return float(same.float().mean()), -float(far)
+
+        yield from self._until_no_better(tail, part, looked, learnt_N, answers)
+
+    def _until_no_better(
+        self,
+        tail: TailTraining,
+        part: Callable[[Tensor], Tensor],
+        looked: Callable[[], tuple[float, float]],
+        learnt_N: Tensor,
+        answers: Tensor,
+    ) -> Iterator[Metrics]:
+        """Steps of the last blocks, of which the best that was ``looked`` at is taken."""
+        rng = torch.Generator().manual_seed(derived_seed(self._seed, "last blocks"))
+        best = looked()
+        weights = None
+        worse = 0
+        for step in range(TAIL_STEPS):
+            place_B = learnt_N[torch.randint(len(learnt_N), (BATCH,), generator=rng)]
+            rate = 0.5 * (1 + math.cos(math.pi * step / TAIL_STEPS))
+            losses_B = tail.step(part(place_B), answers[place_B], rate)
+            yield {"replay_loss": losses_B.mean()}
+            if (step + 1) % (TAIL_STEPS // CHECKS):
+                continue
+            now = looked()
+            worse = 0 if now > best else worse + 1
+            if now > best:
+                best = now
+                weights = copy.deepcopy(tail.tuned.state_dict())
+            if worse == PATIENCE:
+                break
+        images = len(answers)
+        self.stages.append(Stage("tail", images, weights is not None, best[0]))
+        if weights is not None:
+            tail.tuned.load_state_dict(weights)
+            tuned = tail.tuned.head
+            self._take(Head(tuned.weight.detach(), tuned.bias.detach()), tail.tuned)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state at the beginning of the round, if one is under way."""
+        state = super().state_dict()
+        if self._round is not None:
+            state["steps"] = self._round_began
+        return state | {**self.facts, "is_tuned": self._is_tuned}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        student = self.nets[0]
+        assert isinstance(student, PublicNet)
+        if state["is_tuned"]:
+            self._frozen = copy.deepcopy(student)
+        super().load_state_dict(state)
+        self._is_tuned = bool(state["is_tuned"])
+        self.stages = [Stage(**stage) for stage in state["student_stages"]]
+        self._rows = []
+        self._first = 0
+        self._round = None
+
+
+def feature_key(net: PublicNet) -> str:
+    """Text that is the same for networks which see the same features in an image."""
+    digest = hashlib.sha256(repr((net.form, net.low, net.range)).encode())
+    for name, tensor in net.backbone.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def is_solvable(mode: LabelMode) -> bool:
+    """True if answers of this form say every class's log-odds, as far as rounding lets them."""
+    return mode.kind in ("logits", "probabilities")
+
+
+def require_solvable(train: str, mode: LabelMode) -> None:
+    """UserError where equations for a last layer need answers that the teacher does not give."""
+    if train == "solve" and not is_solvable(mode):
+        expected = "expected a teacher that answers probabilities or logits, got {}; give head"
+        raise OptionError("student.train", say(expected, mode))

@@ -355,13 +355,17 @@ class Replay:
         """``count`` images (float32, within the bounds) and answers, from at least one stored."""
         assert self.added, "nothing was added yet"
         place_B = torch.randint(len(self), (count,), generator=self._rng, device=self._device)
-        return self._read(self._oldest + (place_B - self._oldest) % self.capacity)
+        return self.read(self._oldest + (place_B - self._oldest) % self.capacity)
 
     def batches(self, count: int) -> Iterator[tuple[Tensor, Tensor]]:
         """All images and answers held, ``count`` at a time, the oldest first."""
         end = self.added
         for start in range(self._oldest, end, count):
-            yield self._read(torch.arange(start, min(start + count, end), device=self._device))
+            yield self.read(torch.arange(start, min(start + count, end), device=self._device))
+
+    def items(self, first: int, end: int) -> tuple[Tensor, Tensor]:
+        """Images and answers of the items ``first`` to ``end``, by their numbers; all are held."""
+        return self.read(torch.arange(first, end, device=self._device))
 
     def state_dict(self) -> dict[str, Any]:
         """State as plain tensors and numbers; items on disk are flushed and not in it."""
@@ -383,7 +387,8 @@ class Replay:
     def _oldest(self) -> int:
         return self.added - len(self)
 
-    def _read(self, slots_B: Tensor) -> tuple[Tensor, Tensor]:
+    def read(self, slots_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Images and answers of the items of these numbers, all of which are held."""
         coded_BCHW, answers = self._store.read(slots_B)
         # Coded they are smallest, so they travel to an accelerator before they are images again.
         return self._coding.decode(coded_BCHW.to(self._device)), answers.to(self._device)

@@ -53,7 +53,7 @@ class TailTraining:
 
     @torch.no_grad()
     def middle(self, images_BCHW: Tensor) -> Tensor:
-        """What the scores are computed from: activations, float16 (exact to 1 in 2,000), or images."""
+        """What scores are computed from: activations in float16, exact to 1 in 2,000, or images."""
         return self._activations(images_BCHW).half() if self.by_activations else images_BCHW
 
     def scores(self, middle: Tensor) -> Tensor:

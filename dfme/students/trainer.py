@@ -118,6 +118,16 @@ class StudentTrainer:
         return self.steps_due
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """What a run's summary says of the training besides."""
+        return {}
+
+    @property
+    def outcome(self) -> str:
+        """What came of the training, in a line for people; empty where there is nothing to say."""
+        return ""
+
+    @property
     def net(self) -> nn.Module:
         """The student; of several, the first."""
         return self.nets[0]

@@ -2,28 +2,16 @@
 alone.
 """
 
-import math
-import shutil
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dfme.config.imports import blaming
 from dfme.config.settings import TeacherConfig
 from dfme.errors import UserError, flag, say
-from dfme.nets.files import of_bounded_size
-from dfme.nets.model_folders import CONFIG, PROCESSOR, WEIGHTS, positive, read_config, require_plain
-from dfme.nets.safetensors_file import plain_metadata, shapes_of
-from dfme.spec import Shape
-from dfme.teachers.local import folders
-from dfme.teachers.local.checks import agreed_classes, first_line, flagged_scale, import_extra
-from dfme.teachers.local.folders import FolderModel
-from dfme.teachers.local.processor import (
+from dfme.nets.model_folders import CONFIG, PROCESSOR, positive, read_config, require_plain
+from dfme.nets.processor import (
     Pixels,
     load_processor,
     measure,
@@ -31,8 +19,12 @@ from dfme.teachers.local.processor import (
     require_bounded,
     resulting_shape,
 )
+from dfme.nets.transformers_folders import load_model, require_room, silent
+from dfme.spec import Shape
+from dfme.teachers.local import folders
+from dfme.teachers.local.checks import agreed_classes, flagged_scale, import_extra
+from dfme.teachers.local.folders import FolderModel
 from dfme.teachers.local.pytorch import TorchTeacher
-from dfme.teachers.local.weights import require_as_large
 from dfme.teachers.options import HuggingFaceOptions
 
 COLOURS = 3  # channels of a model whose configuration names no number of them
@@ -70,7 +62,7 @@ def load_huggingface(
     folders.require_weights(folder)
     _require_one_class_an_image(folder, model_config, config)
     model = _load(folder)
-    with _silent():
+    with silent():
         shape, pixels = _processed(folder, model_config, config)
     scale = flagged_scale(config) or folders.scaled(config.bounds, pixels.mean, pixels.std)
     classes = agreed_classes(
@@ -100,91 +92,16 @@ def _require_plain(folder: Path, model_config: dict[str, Any]) -> None:
         )
 
 
-def _load(folder: Path) -> Any:
+def _load(folder: Path) -> nn.Module:
     """The model, in fp32; the caller's random state is as it was."""
     auto = import_extra("transformers.models.auto.modeling_auto").AutoModelForImageClassification
-    _require_room(folder, auto)
-    failing = blaming(f"{folder}: transformers cannot load it", UserError, first_line)
-    with (
-        failing,
-        torch.random.fork_rng(devices=[]),
-        of_bounded_size(),
-        _silent(),
-        _plain_metadata(folder) as readable,
-    ):
-        model, loaded = auto.from_pretrained(
-            str(readable),
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
-    missing = sorted(loaded["missing_keys"])
+    require_room(folder, auto)
+    model, missing = load_model(folder, auto)
     if missing:
         raise UserError(
             f"{folder}: its weights lack {len(missing)} tensors of the model, first {missing[0]}"
         )
-    return model.float()
-
-
-def _require_room(folder: Path, auto: Any) -> None:
-    """UserError for a model that its weights do not fill, before memory is taken for it."""
-    shapes = [shape for path in sorted(folder.glob("*.safetensors")) for shape in shapes_of(path)]
-    longest = max((max(shape, default=0) for shape in shapes if math.prod(shape)), default=0)
-    labels = read_config(folder).get("num_labels")
-    if isinstance(labels, int) and labels > longest:
-        raise UserError(
-            f"{folder / CONFIG}: has {labels:,} labels, but no tensor of the weights is so long"
-        )
-    config = import_extra("transformers.models.auto.configuration_auto").AutoConfig
-    failing = blaming(f"{folder}: transformers cannot load it", UserError, first_line)
-    with failing, torch.random.fork_rng(devices=[]), of_bounded_size(), _silent():
-        described = config.from_pretrained(
-            str(folder),
-            local_files_only=True,
-            trust_remote_code=False,
-        )
-        try:
-            with torch.device("meta"):
-                outline = auto.from_config(described)
-        except (NotImplementedError, RuntimeError) as error:
-            if "meta" in str(error):  # older versions read numbers from a network without memory
-                return
-            raise
-    require_as_large(outline, shapes, source=f"{folder / CONFIG}")
-
-
-@contextmanager
-def _plain_metadata(folder: Path) -> Iterator[Path]:
-    """The folder, or a copy of it if its weights have metadata that the safetensors library
-    refuses.
-    """
-    if not (folder / WEIGHTS).is_file():  # they are in parts
-        yield folder
-        return
-    with plain_metadata(folder / WEIGHTS) as plain:
-        if plain.parent != folder:
-            shutil.copy(folder / CONFIG, plain.parent)
-        yield plain.parent
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """transformers without its bars, log lines and warnings; the settings are as they were on
-    exit.
-    """
-    log = import_extra("transformers.utils.logging")
-    level = log.get_verbosity()
-    bars = log.is_progress_bar_enabled()
-    try:
-        log.set_verbosity(log.CRITICAL)
-        log.disable_progress_bar()
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        log.set_verbosity(level)
-        if bars:
-            log.enable_progress_bar()
+    return model
 
 
 def _height_width(size: Any) -> folders.Size | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -94,10 +93,6 @@ def _is_ours(arch: str) -> bool:
     return True
 
 
-SMALL_NETWORK = 1_000_000  # numbers in a network whose memory does not matter
-MAX_TABLES = 20_000_000  # numbers in a network besides its weights
-
-
 @dataclass(frozen=True)
 class Weights:
     """What a file holds: a state dict, what it says about itself, and a line if it has several.
@@ -127,23 +122,6 @@ def read_weights(path: str | Path) -> tuple[State, Card]:
     """The state dict of ``read_checkpoint``, and what the file says about itself."""
     weights = read_checkpoint(path)
     return weights.state, weights.card
-
-
-def require_as_large(outline: nn.Module, shapes: list[tuple[int, ...]], *, source: str) -> None:
-    """UserError where a network would take memory for numbers that its files do not hold.
-
-    ``outline`` has names and shapes alone. A part that lacks weights is named when they are loaded,
-    so the network may be twice as large as they are. What it computes for itself may be
-    ``MAX_TABLES``.
-    """
-    stored = sum(map(math.prod, shapes))
-    described = sum(parameter.numel() for parameter in outline.parameters())
-    tables = sum(buffer.numel() for buffer in outline.buffers())
-    if described > 2 * stored + SMALL_NETWORK or tables > max(stored, MAX_TABLES):
-        raise UserError(
-            f"{source}: describes a network of {described + tables:,} numbers, but the weights "
-            f"hold {stored:,}"
-        )
 
 
 def require_fit(module: nn.Module, state: State, *, source: str = "the weights") -> None:

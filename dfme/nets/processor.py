@@ -5,6 +5,7 @@ that their file leaves out is their class's default. So the file is not interpre
 transformers makes the processor, which is measured on a few images.
 """
 
+import importlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,8 @@ from torch import Tensor
 from dfme.config.imports import blaming
 from dfme.errors import UserError, flag, say
 from dfme.nets.model_folders import PROCESSOR, PROCESSORS, read_config
+from dfme.nets.transformers_folders import one_line
 from dfme.spec import Shape
-from dfme.teachers.local.checks import first_line, import_extra
 
 NESTED = "image_processor"  # the key in PROCESSORS
 
@@ -67,7 +68,7 @@ def processor_config(folder: Path) -> dict[str, Any] | None:
 
 def load_processor(folder: Path, config: dict[str, Any], model_config: dict[str, Any]) -> Any:
     """transformers' own processor, from local files alone. UserError for one that it lacks."""
-    auto = import_extra("transformers.models.auto.image_processing_auto")
+    auto = importlib.import_module("transformers.models.auto.image_processing_auto")
     if "auto_map" in config:
         raise UserError(f"{folder / PROCESSOR}: asks for code of others, never done: auto_map")
     name = _type(config) or _type(model_config)
@@ -81,7 +82,7 @@ def load_processor(folder: Path, config: dict[str, Any], model_config: dict[str,
                 name[:80],
             )
         )
-    with blaming(f"{folder}: transformers cannot make its image processor", UserError, first_line):
+    with blaming(f"{folder}: transformers cannot make its image processor", UserError, one_line):
         return auto.AutoImageProcessor.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
@@ -154,7 +155,7 @@ def measure(source: str, processor: Any, channels: int) -> Pixels:
         image[..., channel] = WHITE
         lit.append(image)
     noise = np.random.default_rng(0).integers(0, WHITE + 1, (EDGE, EDGE, channels), dtype=np.uint8)
-    with blaming(f"{source}: its image processor fails", UserError, first_line):
+    with blaming(f"{source}: its image processor fails", UserError, one_line):
         black_CHW, noise_CHW, *lit_CHW = [
             _processed(processor, image) for image in (_image(channels), noise, *lit)
         ]
