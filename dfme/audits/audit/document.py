@@ -14,6 +14,7 @@ import torch
 
 from dfme.audits.audit import headline
 from dfme.audits.audit.advice import advice
+from dfme.audits.audit.backbone import public_backbone
 from dfme.audits.audit.findings import Findings, not_run
 from dfme.audits.audit.options import OPTIONS, SHARED, limits
 from dfme.audits.audit.owasp import fidelity_test
@@ -92,6 +93,7 @@ def audit_of(
         advice=advice(findings, detection),
         verdicts=findings.verdicts(acceptable),
         fidelity_test=fidelity_test(findings, cells),
+        public_backbone=public_backbone(findings),
         untried=findings.untried,
         price=findings.price,
         games=games,

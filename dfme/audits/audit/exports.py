@@ -120,9 +120,10 @@ def _answers(audit: AuditResult) -> dict[str, _RuleAnswer]:
     missed = not_tried(audit.untried)
     if None in (audit.headline.labels.queries if audit.headline.labels else ()):
         labels += [] if missed in labels[0] else [missed]
-    if audit.fidelity_test:
-        figures["fidelity_test"] = content["fidelity_test"]
-        sentences.append(audit.fidelity_test.text)
+    for part in ("fidelity_test", "public_backbone"):
+        if content[part] is not None:
+            figures[part] = content[part]
+    sentences += audit.findings
     answers = {
         "copy-90": _RuleAnswer(sentences, figures),
         "labels-only": _RuleAnswer(labels, headline["labels"] or {}),

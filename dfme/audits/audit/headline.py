@@ -353,7 +353,7 @@ def model_card(audit: AuditResult) -> str:
     lines += [
         f"- Limit {JUDGED[verdict.holds]}: {plain(verdict.text)}" for verdict in audit.verdicts
     ]
-    lines += [f"- {plain(audit.fidelity_test.text)}"] if audit.fidelity_test else []
+    lines += [f"- {plain(text)}" for text in audit.findings]
     lines += [
         "",
         "What this does not tell:",

@@ -58,7 +58,8 @@ def parse_rate(text: str) -> ImageRate:
         images = 0
     if images < 1 or name not in WITHIN:
         raise UserError(f"expected images/TERM such as 60/min, TERM of {', '.join(WITHIN)}")
-    return ImageRate(images, name, f"{images:,} images a {name}")
+    article = "an" if name == "hour" else "a"
+    return ImageRate(images, name, f"{images:,} images {article} {name}")
 
 
 def delay(hours: float | None) -> str:
@@ -101,6 +102,13 @@ def possessions(weights: str | None, pictures: Pictures | None, knows: str | Non
     parts = [] if weights is None else [f"{WEIGHTS} ({weights})"]
     drawn = "" if knows is None or pictures else _drawn_for(knows)
     return " and ".join([*parts, f"{IMAGES[pictures]}{drawn}"])
+
+
+def possessed(row: str, job: Job) -> str:
+    """What the attacker of a row has, in words that follow "with"."""
+    domain = job.queries.domain
+    knows = None if domain == "unknown" else domain
+    return possessions(weights_of(job), pictures_of(row, job), knows)
 
 
 def _drawn_for(knows: str) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dfme.audits.audit.ladder import pictures_of, possessions, weights_of
+from dfme.audits.audit.ladder import pictures_of, possessed, weights_of
 from dfme.audits.audit.price_parts import PriceLine
 from dfme.audits.audit.prices import over_seeds
 from dfme.audits.compare.figures import Outcome
@@ -26,7 +26,6 @@ def price_line(
     domain = cell.job.queries.domain
     knows = None if domain == "unknown" else domain
     pictures = pictures_of(cell.row, cell.job)
-    weights = weights_of(cell.job)
     ended = next((run for run in outcomes if run.state != "finished"), outcomes[0])
     queries_to = {
         f"{level:g}": [run.queries_to[level] if run else None for run in figures]
@@ -42,8 +41,8 @@ def price_line(
         agreement_balanced=balanced,
         balanced=over_seeds(balanced).mean,
         has_images=has_images(cell),
-        has=possessions(weights, pictures, knows),
-        weights=weights,
+        has=possessed(cell.row, cell.job),
+        weights=weights_of(cell.job),
         pictures=pictures,
         budget=cell.budget,
         knows=knows,

@@ -127,3 +127,19 @@ class FidelityTest:
     fidelity: float
     rating: Rating | None
     text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublicBackbone:
+    """Whether the model is public ``weights`` with a last layer of its own, by solving for it.
+
+    ``residual``: what the solve leaves of held-back log-odds, as a share of their spread.
+    ``queries``: after which the copy agreed on nearly all images; None if it did not.
+    """
+
+    weights: str
+    residual: float
+    is_head: bool
+    queries: int | None
+    cell: str
+    text: str

@@ -24,7 +24,7 @@ from dfme.audits.audit.parts import (
     Twin,
     WatchedAttacks,
 )
-from dfme.audits.audit.price_parts import FidelityTest, Headline, PriceLine
+from dfme.audits.audit.price_parts import FidelityTest, Headline, PriceLine, PublicBackbone
 from dfme.config.messages import printable
 from dfme.errors import RunError
 from dfme.measured import Bill
@@ -239,6 +239,7 @@ class AuditResult:
     advice: Sequence[Advice]
     verdicts: Sequence[LimitVerdict]
     fidelity_test: FidelityTest | None = None
+    public_backbone: PublicBackbone | None = None
     untried: Sequence[str] = ()
     price: Sequence[PriceLine]
     games: Games
@@ -259,6 +260,14 @@ class AuditResult:
     pictures: Mapping[str, str]
     quota: QuotaSheet | None
     controls: Sequence[Control]
+
+    @property
+    def findings(self) -> list[str]:
+        """Sentences beside the headline: the catalogue's test, and whether the model is a public
+        backbone with a last layer of its own.
+        """
+        parts = (self.public_backbone, self.fidelity_test)
+        return [part.text for part in parts if part is not None]
 
     def cells_of(self, *modes: str) -> list[str]:
         """Names of the cells of all attackers and seeds on the undefended model, in these label

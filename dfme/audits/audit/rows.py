@@ -144,9 +144,9 @@ class PublicStudent:
         return self.said.get("student.weights")
 
     def of(self, row: str, job: Job) -> Job:
-        """The job of a row, with these weights where its attacker has some and names none."""
+        """The job of a row, with these weights where its attacker has some."""
         config = job.config
-        if row not in HAVING_WEIGHTS or config.student.weights is not None:
+        if row not in HAVING_WEIGHTS or not self.said:
             return job
         values = {key.partition(".")[2]: value for key, value in self.said.items()}
         # its copies change in rounds alone, after each of which they are scored

@@ -89,7 +89,7 @@ def audit(
         return 0 if plan.config.engine == "commands" else STOPPED
     result = work.result
     lines = [*result.headline.sentences, *(f"- {advice.text}" for advice in result.advice)]
-    lines += [result.fidelity_test.text] if result.fidelity_test else []
+    lines += result.findings
     lines += [f"{headline.JUDGED[verdict.holds]}: {verdict.text}" for verdict in result.verdicts]
     files = [str(plan.out / name) for name in (PAGE, DATA, CARD)]
     show("\n".join([wrapped("\n".join(lines), across, "  "), "", *files]))

@@ -8,6 +8,7 @@ import pytest
 from audit_runs import LOW, REACHED, SUMMARY, Curve, bill, findings_of, outcome
 
 from dfme.audits.audit.advice import advice
+from dfme.audits.audit.backbone import public_backbone
 from dfme.audits.audit.findings import Findings
 from dfme.audits.audit.headline import headline, what_it_does_not_tell
 from dfme.audits.audit.ladder import delay, not_tried, parse_rate
@@ -65,7 +66,7 @@ def test_the_price_says_what_the_attacker_had_and_how_long_a_key_holds_it_up() -
     result = headline(findings, (0,))
     weights = "weights that anybody can download (net.safetensors)"
     assert result.has == f"{weights} and images drawn by programs"
-    assert result.hours == pytest.approx(850 / 60 / 60, abs=1e-4)
+    assert result.hours == pytest.approx(850 / 3600, abs=1e-4)
     assert (
         f"costs somebody with {weights} and images drawn by programs 850 queries (1.27 at your "
         "price; 15 minutes at your limit of 60 images a minute; one run)" in result.sentences[0]
@@ -79,7 +80,7 @@ def test_the_price_says_what_the_attacker_had_and_how_long_a_key_holds_it_up() -
     )
     assert (nothing.hours_to_90, lines["public", "probabilities"].hours_to_90) == (
         None,
-        pytest.approx(0.2361),
+        pytest.approx(850 / 3600, abs=1e-4),
     )
 
 
@@ -209,3 +210,33 @@ def test_two_decimals_are_not_left_out_for_stronger_switches_that_cost_users_mor
         "Switch on mad",
         "Answer with two decimals",
     ]
+
+
+@pytest.mark.parametrize(
+    ("mode", "row", "residual", "words"),
+    [
+        (
+            "probabilities",
+            "public",
+            4e-7,
+            "Your model is net.safetensors with a last layer of its own. Whoever has these weights "
+            "works this layer out by linear equations after 1,500 queries, from full answers",
+        ),
+        ("probabilities", "public", 0.53, "they leave 53% of its answers unexplained"),
+        ("probabilities:2", "public", 4e-7, ""),
+        ("probabilities", "frugal", 4e-7, ""),
+        ("probabilities", "public", None, ""),
+    ],
+)
+def test_a_solve_from_the_answers_as_deployed_says_whether_the_backbone_is_public(
+    mode: str, row: str, residual: float | None, words: str
+) -> None:
+    stages = [{"name": "solve", "images": 3000, "taken": True, "residual": residual}]
+    summary = LARGE | {"student_stages": [*stages, {"name": "head", "residual": None}]}
+    curve = ((600, 0.4), (1500, 0.99), (3000, 1.0))
+    result = public_backbone(findings_of(outcome(row, mode, 0, curve), summary=summary))
+    if not words:
+        assert result is None
+        return
+    assert words in result.text
+    assert (result.is_head, result.queries) == ((True, 1500) if residual < 0.01 else (False, None))
