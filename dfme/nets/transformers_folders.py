@@ -19,10 +19,11 @@ from dfme.nets.model_folders import CONFIG, WEIGHTS, read_config
 from dfme.nets.safetensors_file import plain_metadata, shapes_of
 
 
-def load_model(folder: Path, auto: Any) -> tuple[nn.Module, list[str]]:
+def load_model(folder: Path, auto: Any, described: Any = None) -> tuple[nn.Module, list[str]]:
     """A model of the class ``auto`` in fp32, and the tensors that the weights lack.
 
-    The caller's random state is as it was.
+    ``described``: the description to go by in place of the folder's. The caller's random state is
+    as it was.
     """
     failing = blaming(f"{folder}: transformers cannot load it", UserError, one_line)
     with (
@@ -38,11 +39,18 @@ def load_model(folder: Path, auto: Any) -> tuple[nn.Module, list[str]]:
             trust_remote_code=False,
             use_safetensors=True,
             output_loading_info=True,
+            config=described,
         )
     return model.float(), sorted(loaded["missing_keys"])
 
 
-def require_room(folder: Path, auto: Any) -> None:
+def description_of(folder: Path) -> Any:
+    """transformers' own description of the folder's model."""
+    config = importlib.import_module("transformers.models.auto.configuration_auto").AutoConfig
+    return config.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+
+
+def require_room(folder: Path, auto: Any, described: Any = None) -> None:
     """UserError for a model that its weights do not fill, before memory is taken for it."""
     shapes = [shape for path in sorted(folder.glob("*.safetensors")) for shape in shapes_of(path)]
     longest = max((max(shape, default=0) for shape in shapes if math.prod(shape)), default=0)
@@ -51,14 +59,9 @@ def require_room(folder: Path, auto: Any) -> None:
         raise UserError(
             f"{folder / CONFIG}: has {labels:,} labels, but no tensor of the weights is so long"
         )
-    config = importlib.import_module("transformers.models.auto.configuration_auto").AutoConfig
     failing = blaming(f"{folder}: transformers cannot load it", UserError, one_line)
     with failing, torch.random.fork_rng(devices=[]), of_bounded_size(), silent():
-        described = config.from_pretrained(
-            str(folder),
-            local_files_only=True,
-            trust_remote_code=False,
-        )
+        described = description_of(folder) if described is None else described
         try:
             with torch.device("meta"):
                 outline = auto.from_config(described)

@@ -116,6 +116,8 @@ def as_mapping(keyword: str, config: object, alone: str = "") -> dict[str, Any]:
         return dict(config or {})
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         return leaves(config)
+    if alone and isinstance(config, str):
+        return {alone: config}
     if not alone or not callable(config):
         text = "expected a configuration or a mapping of options"
         raise OptionError(keyword, text, got=f"{config!r:.100}")
@@ -202,7 +204,7 @@ def extract(
     method_options: Mapping[str, Any] | None = None,
     estimator: EstimatorConfig | Mapping[str, Any] | None = None,
     queries: QueriesConfig | Mapping[str, Any] | None = None,
-    student: StudentConfig | Mapping[str, Any] | Callable[..., Any] | None = None,
+    student: StudentConfig | Mapping[str, Any] | Callable[..., Any] | str | None = None,
     evaluation: EvaluationConfig | Mapping[str, Any] | str | Any = None,
     schedule: ScheduleConfig | Mapping[str, Any] | None = None,
     answers: AnswersConfig | Mapping[str, Any] | None = None,
@@ -226,14 +228,15 @@ def extract(
     images (N, C, H, W), uint8 or within 0 and 1, alone or as a tuple (images, labels); {"images":
     ..., "labels": ...} leaves room for the configuration. ``method`` may be a class of one's own,
     ``student`` (or its ``arch``) and ``method_options["generator"]`` a torch module, of which a
-    copy is trained, or what makes one (docs/extending.md). ``callback(queries, metrics)``, or with
-    the student as a third argument, hears every line of metrics.jsonl; metrics that it returns as a
-    mapping join the line. Where it returns True the run stops, where it raises too, and all that is
-    paid is kept: call again with ``resume=True`` to go on, or with "auto", which begins where
-    ``out`` holds no run yet. The result has the ``student`` (a torch module), the ``summary`` (that
-    of summary.json), the ``metrics`` and the ``run_dir``. What is not given is as in ``recipe``,
-    one of dfme's by its name (``frugal``, ``paper``...) and by default the method's; a resumed run
-    keeps its own.
+    copy is trained, or what makes one (docs/extending.md); ``student`` may also be the name of a
+    net. From weights that anybody can download it starts by {"weights": FILE, "arch": NAME}.
+    ``callback(queries, metrics)``, or with the student as a third argument, hears every line of
+    metrics.jsonl; metrics that it returns as a mapping join the line. Where it returns True the run
+    stops, where it raises too, and all that is paid is kept: call again with ``resume=True`` to go
+    on, or with "auto", which begins where ``out`` holds no run yet. The result has the ``student``
+    (a torch module), the ``summary`` (that of summary.json), the ``metrics`` and the ``run_dir``.
+    What is not given is as in ``recipe``, one of dfme's by its name (``frugal``, ``paper``...) and
+    by default the method's; a resumed run keeps its own.
 
     Raises:
         UserError: before the first query, naming every option that cannot work.

@@ -256,6 +256,7 @@ def open_run(
     )
     if (replay := method.students.replay) is not None:
         held.callback(replay.close)
+    weights = parts.nets.weights
     recorder = held.enter_context(
         Recorder(
             directory.path,
@@ -266,6 +267,7 @@ def open_run(
                     "teacher": facts,
                     "student_arch": parts.nets.arch,
                     "device": device_name(device),
+                    **({"student_weights": weights} if weights else {}),
                 }
             },
             job.config.wandb,

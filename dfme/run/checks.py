@@ -15,6 +15,7 @@ from dfme.data import check_dataset
 from dfme.errors import Problem, Ref, Text, UserError, say
 from dfme.methods import METHODS, entry_of
 from dfme.nets import check_net, find_net, is_own
+from dfme.nets.sources import check_weights
 from dfme.queries.programs import check_pool, check_programs
 from dfme.run.directory import holds_something, is_run
 from dfme.run.job import POOLS, idle_problems
@@ -43,7 +44,7 @@ def find_problems(job: Job, gives: Callable[[str], bool] | None = None) -> list[
         *_run_directory_problems(job.config),
     ]
     if gives is not None:
-        problems += idle_problems(job, gives)
+        problems += [*idle_problems(job, gives), *_without_steps(job, gives)]
     return problems
 
 
@@ -58,12 +59,47 @@ def net_problems(key: str, arch: str | None) -> Iterator[Problem]:
 
 def _nets_of(job: Job) -> Iterator[Problem]:
     """Unknown student or generator; a Python object is tried when it is built."""
-    if "student.arch" not in job.objects:
-        yield from net_problems("student.arch", job.config.student.arch)
+    student = job.config.student
+    if student.weights is not None:
+        yield from _weights_problems(job, student.weights)
+    elif "student.arch" not in job.objects:
+        yield from net_problems("student.arch", student.arch)
     generator = getattr(job.method_config, "generator", "auto")
     if generator != "auto" and "method.generator" not in job.objects:
         key = "method.generator"
         yield from _caught(key, partial(find_target, generator, Ref(key)))
+
+
+def _weights_problems(job: Job, weights: str) -> Iterator[Problem]:
+    """Public weights that are not there, not of the architecture, or not to be trained so."""
+    if "student.arch" in job.objects:
+        named = say("expected a name as {student.arch} with it, such as timm:NAME")
+        yield Problem("student.weights", named, got="a network of your own")
+    else:
+        yield from _caught(
+            "student.weights", partial(check_weights, weights, job.config.student.arch)
+        )
+    train = job.config.student.train
+    if train not in ("auto", "all") and hasattr(job.method_config, "latent_size"):
+        whole = "expected all, or auto, with method {}, whose generator learns from gradients"
+        yield Problem("student.train", say(whole, job.method), got=train)
+    if learns_in_stages(job) and students_of(job) > 1:
+        one = say("expected one student, or {student.train:all}, since all would be the same")
+        yield Problem("student.train", one, got=f"{train} and {students_of(job)} students")
+
+
+OF_STEPS = ("steps", "passes", "replay_steps", "replay_batch", "optimizer", "lr", "momentum")
+OF_STEPS += ("weight_decay", "decay_images", "loss", "shrink", "augment", "average")
+"""Options of a student that is trained by the optimiser alone."""
+
+
+def _without_steps(job: Job, gives: Callable[[str], bool]) -> Iterator[Problem]:
+    """Options that a student which learns in stages does not heed."""
+    if learns_in_stages(job):
+        for name in OF_STEPS:
+            if gives(f"student.{name}"):
+                only = say("takes effect on a student with weights only with {student.train:all}")
+                yield Problem(f"student.{name}", only)
 
 
 def students_of(job: Job) -> int:
@@ -136,7 +172,7 @@ def _student_problems(job: Job) -> Iterator[Problem]:
     if 0 < config.count < needed:
         few = f"expected at least {needed}, which {job.method} plays against each other"
         yield Problem("student.count", few, got=str(config.count))
-    if config.rounds and not (config.steps or config.passes):
+    if config.rounds and not (config.steps or config.passes or learns_in_stages(job)):
         yield Problem(
             "student.rounds",
             say("expected {student.passes} or {student.steps} as well, which are taken in them"),

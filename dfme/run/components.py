@@ -19,7 +19,13 @@ from dfme.methods.base import Components, Method
 from dfme.nets import auto_net, build_net, find_net
 from dfme.nets.files import infer_net
 from dfme.nets.generators import DrawImages, Generator, GeneratorNet, Transforming
-from dfme.nets.public import PublicNet
+from dfme.nets.public import (
+    PublicNet,
+    PublicWeights,
+    public_net,
+    published_facts,
+    read_weights,
+)
 from dfme.oracle.oracle import Oracle
 from dfme.queries.pool import ImageSource
 from dfme.queries.programs import ProceduralImages
@@ -39,13 +45,14 @@ FEATURES = "features.sqlite"
 @dataclass(frozen=True)
 class Nets:
     """A job's networks. ``fresh``: as many new students, by the number of the round that they are
-    for.
+    for. ``weights``: facts of the public weights that students start from, for the record.
     """
 
     arch: str
     students: list[nn.Module]
     generator: GeneratorNet | None
     fresh: Callable[[int], list[nn.Module]]
+    weights: dict[str, Any] | None = None
 
 
 def with_recorded_net(job: Job, state: dict[str, Any]) -> Job:
@@ -56,6 +63,7 @@ def with_recorded_net(job: Job, state: dict[str, Any]) -> Job:
     readable = isinstance(nets, dict) and all(isinstance(value, Tensor) for value in nets.values())
     if (
         job.config.student.arch != "auto"
+        or job.config.student.weights is not None  # which say their architecture
         or "student.arch" in job.objects
         or not (nets and readable)
     ):
@@ -69,13 +77,23 @@ def with_recorded_net(job: Job, state: dict[str, Any]) -> Job:
 def build_nets(job: Job, spec: ImageSpec, num_classes: int, device: torch.device) -> Nets:
     """The students and the generator as the seed initialises them, on their device."""
     custom = job.objects.get("student.arch") or find_net(job.config.student.arch)
-    arch, students = build_students(job.config, students_of(job), spec, num_classes, device, custom)
+    weights = public_weights(job.config)
+    arch, students = build_students(
+        job.config, students_of(job), spec, num_classes, device, custom, weights
+    )
 
     def fresh(number: int) -> list[nn.Module]:
         seed = derived_seed(job.config.seed, f"student round {number}")
-        return fresh_nets(arch, spec, num_classes, seed, len(students), custom)
+        return fresh_nets(arch, spec, num_classes, seed, len(students), custom, weights)
 
-    return Nets(arch, students, build_generator(job, spec, device), fresh)
+    facts = None if weights is None else published_facts(students[0])
+    return Nets(arch, students, build_generator(job, spec, device), fresh, facts)
+
+
+def public_weights(config: ExtractConfig) -> PublicWeights | None:
+    """The weights that anybody can download from which students start, read now; None without."""
+    student = config.student
+    return None if student.weights is None else read_weights(student.weights, student.arch)
 
 
 def build_students(
@@ -85,13 +103,14 @@ def build_students(
     num_classes: int,
     device: torch.device,
     custom: Any = None,
+    weights: PublicWeights | None = None,
 ) -> tuple[str, list[nn.Module]]:
     """The architecture and so many students, as the seed initialises them, on their device.
 
     ``own`` was handed over in Python to make them. A module is one student, with the weights that
-    it has.
+    it has. ``weights``: the public ones that the configuration names; their last layer is fresh.
     """
-    arch = config.student.arch
+    arch = config.student.arch if weights is None else weights.arch
     if arch == "auto":
         arch = auto_net(spec.shape, on_accelerator(device))
     custom = custom or find_net(arch)
@@ -101,18 +120,27 @@ def build_students(
             needed = say("{} students", count)
         expected = say("a torch module is one student, but this needs {}; give its class", needed)
         raise OptionError("student.arch", expected + " instead")
-    nets = fresh_nets(arch, spec, num_classes, derived_seed(config.seed, "student"), count, custom)
+    seed = derived_seed(config.seed, "student")
+    nets = fresh_nets(arch, spec, num_classes, seed, count, custom, weights)
     return arch, [_place(net, config, device) for net in nets]
 
 
 def fresh_nets(
-    arch: str, spec: ImageSpec, num_classes: int, seed: int, number: int, custom: Any = None
+    arch: str,
+    spec: ImageSpec,
+    num_classes: int,
+    seed: int,
+    number: int,
+    custom: Any = None,
+    weights: PublicWeights | None = None,
 ) -> list[nn.Module]:
     """So many nets as ``seed`` initialises them, on the CPU; global random state stays as it
-    was.
+    was. With public weights all but their last layers are equal.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
+        if weights is not None:
+            return [public_net(weights, spec, num_classes) for _ in range(number)]
         return [build_net(arch, spec.shape, num_classes, custom) for _ in range(number)]
 
 

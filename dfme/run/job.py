@@ -164,13 +164,18 @@ def _departures(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
     return keys
 
 
+LATER = {"student.weights": None, "student.train": "auto"}
+"""Keys that came after version 0.16, with the values that mean what runs did before."""
+
+
 def decisive(content: Mapping[str, Any]) -> dict[str, Any]:
     """The leaves of a document that decide what is asked or learnt, by dotted key."""
     return {
         # any goal holds back the same queries
         key: (value is not None or None) if key == "until_agreement" else value
         for key, value in flatten(content, ())
-        if not any(
+        if not (key in LATER and value == LATER[key])
+        and not any(
             key == skipped or key.startswith(skipped + ".") for skipped in MAY_CHANGE_ON_RESUME
         )
     }
@@ -297,6 +302,7 @@ EFFECTS: dict[str, tuple[Ref, ...]] = {
     "student.replay_batch student.replay_capacity student.replay_store": KEPT,
     "student.augment method.store": KEPT,
     "student.shrink": (Ref("student.rounds"),),
+    "student.train": (Ref("student.weights"),),
     "student.average_every": (Ref("student.average"),),
     "schedule.milestones schedule.decay": (Ref("schedule.kind", "steps"),),
     "evaluation.mean evaluation.std evaluation.limit": (Ref("evaluation.dataset"),),

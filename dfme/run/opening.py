@@ -29,6 +29,7 @@ from dfme.errors import (
 )
 from dfme.files import write_text
 from dfme.nets import find_net
+from dfme.nets.sources import digest_of, find_source
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.ledger_log import read_history, require_same_teacher
 from dfme.oracle.oracle import Oracle
@@ -46,17 +47,25 @@ from dfme.spec import ImageSpec
 
 DIGESTS = "data.json"
 
-ROOTS = {"evaluation.dataset": ("evaluation.root",)} | {
-    f"method.{pool}": ("method.root",) for pool in POOLS
-}
-"""Keys that name images, with the keys that say where those of torchvision lie."""
+KINDS = {"student.weights": "weights"}
+"""Keys that name files of another kind than images."""
+
+ROOTS: dict[str, tuple[str, ...]] = {"evaluation.dataset": ("evaluation.root",)}
+ROOTS |= {f"method.{pool}": ("method.root",) for pool in POOLS}
+ROOTS |= dict.fromkeys(KINDS, ())
+"""Keys that name files held to their digests, with the keys that say where those of torchvision
+lie.
+"""
 
 
 def digests_of(job: Job, data: ImageSet | None, pool: object) -> dict[str, str]:
-    """SHA-256 of the images on which students are scored, and of the pool, by the keys that name
-    them.
+    """SHA-256 of the images on which students are scored, of the pool, and of the weights that
+    students start from, by the keys that name them.
     """
     digests = {} if data is None else {"evaluation.dataset": data.digest}
+    student = job.config.student
+    if student.weights is not None:
+        digests["student.weights"] = digest_of(find_source(student.weights, student.arch))
     for name in POOLS:
         named = getattr(job.method_config, name, None)
         digest = getattr(pool, "digest", "")
@@ -78,18 +87,19 @@ def may_have_moved(run_dir: Path) -> set[str]:
 
 
 def require_recorded(run_dir: Path, now: Mapping[str, str], option: str = "resume") -> None:
-    """UserError about this option where images are not those on record; none on record may
-    be any.
+    """UserError about this option where images, or weights, are not those on record; none on
+    record may be any.
     """
     differing = [
-        f"{key}: images of sha256 {digest[:12]} (now {now[key][:12] if key in now else 'none'})"
+        f"{key}: {KINDS.get(key, 'images')} of sha256 {digest[:12]} "
+        f"(now {now[key][:12] if key in now else 'none'})"
         for key, digest in digests_on_record(run_dir).items()
         if now.get(key) != digest
     ]
     if differing:
         raise UserError(
             say(
-                "this run was started with other values of {}; name the images of then, wherever "
+                "this run was started with other values of {}; name the files of then, wherever "
                 "they lie now, or start a new run in another {out}",
                 ", ".join(differing),
             ),

@@ -38,7 +38,7 @@ from dfme.run.checkpoint import (
     naming_the_rate,
     require_paid,
 )
-from dfme.run.components import build_students, build_trainer
+from dfme.run.components import build_students, build_trainer, public_weights
 from dfme.run.directory import RunDirectory
 from dfme.run.evaluation import (
     EvaluationSet,
@@ -53,7 +53,7 @@ from dfme.run.loop import numbers
 from dfme.run.opening import digests_on_record, require_recorded
 from dfme.run.run import ACCOUNTS
 from dfme.run.scores import evaluation_images
-from dfme.run.student_file import save_student, student_facts
+from dfme.run.student_file import save_student, student_facts, student_weights
 from dfme.spec import ImageSpec, LabelMode
 from dfme.students.optimizers import Schedule
 from dfme.students.public import PublicTrainer
@@ -192,7 +192,12 @@ def retrain(
         student = replace(student, steps=steps, passes=0, rounds=())
         settings = replace(settings, student=student)
         arch, nets = build_students(
-            settings, max(1, student.count), paid.spec, paid.num_classes, device
+            settings,
+            max(1, student.count),
+            paid.spec,
+            paid.num_classes,
+            device,
+            weights=public_weights(settings),
         )
         settings = replace(settings, student=replace(student, rounds=(1.0,)))
         torch.manual_seed(derived_seed(settings.seed, "global"))
@@ -220,6 +225,7 @@ def retrain(
                 "paid_answers": paid_answers_of(seen),
                 "warnings": warnings(seen),
                 "student_arch": arch,
+                **student_weights(nets[0]),
                 "students": len(trainer.nets),
                 "student_steps": trainer.steps,
                 **trainer.facts,

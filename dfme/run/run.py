@@ -37,7 +37,7 @@ from dfme.run.evaluation import (
 from dfme.run.job import config_hash
 from dfme.run.loop import Goal, Interrupt
 from dfme.run.scores import compare, scores
-from dfme.run.student_file import save_student
+from dfme.run.student_file import save_student, student_weights
 from dfme.run.work import Rehearsed, Work
 from dfme.students.trainer import StudentTrainer
 from dfme.version import __version__
@@ -376,6 +376,7 @@ class Run:
             "paid_answers": paid_answers(seen),
             "warnings": verdict.warnings(seen) + self._left_out(),
             "student_arch": self.arch,
+            **student_weights(student),
             "students": len(self.trainer.nets),
             **({"callback_metrics": added} if added else {}),
             "student_steps": self.trainer.steps,

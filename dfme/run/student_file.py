@@ -6,7 +6,8 @@
 import importlib
 import io
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +23,8 @@ from dfme.errors import DfmeError, OptionError, Ref, UserError, say
 from dfme.files import replacing
 from dfme.nets import build_net, find_net, is_own
 from dfme.nets.files import on_meta_device, save_module, state_dict_problems
+from dfme.nets.input_form import InputForm
+from dfme.nets.public import Origin, PublicNet, empty_net, published_facts
 from dfme.spec import ImageSpec
 
 UNREADABLE = (  # what reading a file that is no student's can raise
@@ -39,7 +42,7 @@ NO_STUDENT = "expected the student.safetensors of a run, but it is not"
 
 def save_student(path: Path, net: nn.Module, arch: str, spec: ImageSpec, num_classes: int) -> None:
     """Write weights as safetensors, whole or not at all, with architecture, image spec, classes."""
-    save_module(path, net, described(arch, spec, num_classes))
+    save_module(path, net, described(arch, spec, num_classes) | published_metadata(net))
 
 
 def described(arch: str, spec: ImageSpec, num_classes: int) -> dict[str, str]:
@@ -53,6 +56,48 @@ def described(arch: str, spec: ImageSpec, num_classes: int) -> dict[str, str]:
     }
 
 
+WEIGHTS = "weights"
+"""The key of what is said, as JSON, of the public weights that a student started from."""
+
+LONGEST = 4_096  # pixels of a side that a backbone sees
+
+
+def published_metadata(net: nn.Module) -> dict[str, str]:
+    """The metadata with which a student's backbone is built again; none of another net."""
+    facts = published_facts(net)
+    if facts is None:
+        return {}
+    assert isinstance(net, PublicNet)
+    return {WEIGHTS: json.dumps(facts | {"config": net.origin.config}, sort_keys=True)}
+
+
+def student_weights(net: nn.Module) -> dict[str, Any]:
+    """The entry of summary.json on the public weights that a student started from, if any."""
+    facts = published_facts(net)
+    return {} if facts is None else {"student_weights": facts}
+
+
+def _published(text: str) -> tuple[Origin, InputForm]:
+    """The public weights and the form of images in a student's metadata. UserError for nonsense."""
+    facts = json.loads(text)
+    height, width = (int(side) for side in facts["size"])
+    mean, std = (tuple(float(value) for value in facts[name]) for name in ("mean", "std"))
+    fine = 0 < height <= LONGEST and 0 < width <= LONGEST
+    scale = (*mean, *std, *(1 / value for value in std))
+    if not fine or len(mean) != 3 or len(std) != 3 or not all(map(math.isfinite, scale)):
+        raise UserError(f"its backbone's images make no sense: {text[:100]}")
+    names = ("arch", "name", "digest", "config")
+    return Origin(*(str(facts[name]) for name in names)), InputForm((height, width), mean, std)
+
+
+def _build(facts: Mapping[str, str], spec: ImageSpec, num_classes: int, own: Any) -> nn.Module:
+    """The network of a student's file, with fresh weights."""
+    if WEIGHTS not in facts or own is not None:
+        return build_net(facts["arch"], spec.shape, num_classes, own)
+    origin, form = _published(facts[WEIGHTS])
+    return empty_net(origin, spec, num_classes, form)
+
+
 def student_facts(path: str | Path) -> tuple[str, ImageSpec, int]:
     """Architecture, images and classes of a student by its file or its run directory; no network is
     made.
@@ -63,13 +108,17 @@ def student_facts(path: str | Path) -> tuple[str, ImageSpec, int]:
     if not path.is_file():
         raise UserError(f"{path}: no such file; expected the student.safetensors of a run")
     try:
-        with safe_open(path, framework="pt") as file:
-            facts = file.metadata() or {}
+        facts = _metadata(path)
         shape, bounds = (tuple(json.loads(facts[name])) for name in ("shape", "bounds"))
         spec = ImageSpec(shape, bounds, json.loads(facts["levels"]))
         return facts["arch"], spec, int(facts["num_classes"])
     except UNREADABLE as error:
         raise UserError(f"{path}: {NO_STUDENT}: {error}") from error
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    with safe_open(path, framework="pt") as file:
+        return file.metadata() or {}
 
 
 def load_student(path: str | Path, arch: Callable[..., Any] | str | None = None) -> nn.Module:
@@ -92,7 +141,7 @@ def load_student(path: str | Path, arch: Callable[..., Any] | str | None = None)
             # no mapping
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         network = find_target(arch, "arch") if isinstance(arch, str) else arch
-        build = partial(build_net, name, spec.shape, num_classes, network)
+        build = partial(_build, _metadata(path), spec, num_classes, network)
         if network is None and (outline := on_meta_device(build)) is not None:
             # no memory for the size that a file claims, before it is known to fit
             _require_fit(outline, name, state)
@@ -163,7 +212,10 @@ def export(student: Path, form: Literal["onnx", "pt2"], out: Path) -> dict[str, 
         "output": f"scores: float32 (any number, {classes}), before softmax",
     }
     data = _program(
-        net, form, images_BCHW[:2], described(str(net.arch), spec, int(str(classes))) | rows
+        net,
+        form,
+        images_BCHW[:2],
+        described(str(net.arch), spec, int(str(classes))) | published_metadata(net) | rows,
     )
     with torch.no_grad(), ieee_fp32():
         verified = _verified(net, data, form, images_BCHW)

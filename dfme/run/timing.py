@@ -138,7 +138,8 @@ def within_minutes(
         return _if_in_time(job, teacher, free, evaluation)
     small = replace(job, config=replace(config, student=replace(config.student, arch="cnn_small")))
     with sketching():
-        for candidate in (job, small) if config.student.arch == "auto" else (job,):
+        smaller = config.student.arch == "auto" and config.student.weights is None
+        for candidate in (job, small) if smaller else (job,):
             few = _few_steps(candidate, teacher, free, evaluation)
             if few.least <= limit:
                 return _taking(few.steps + int((limit - few.least) / few.more), candidate)

@@ -20,7 +20,7 @@ from dfme.config.settings import Job
 from dfme.errors import flag
 from dfme.methods.base import Method
 from dfme.report.console import Standing, duration
-from dfme.run.checks import keeps_answers
+from dfme.run.checks import keeps_answers, learns_in_stages
 from dfme.run.components import Nets
 from dfme.spec import ImageSpec
 
@@ -348,6 +348,8 @@ class Work:
         student = self._job.config.student
         fewer = "passes" if student.passes and not student.steps else "steps"
         gpu = "" if choose_device(self._job.config.device).type == "cuda" else ", a GPU"
+        if learns_in_stages(self._job):
+            return text, shorter(seconds, f"a smaller {flag('budget')}{gpu}")
         minutes = flag("minutes", LONG_SECONDS / 60)
         student_steps = flag(f"student.{fewer}")
         return text, shorter(

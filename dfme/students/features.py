@@ -97,7 +97,8 @@ class FeatureCache:
         self, act: Callable[[sqlite3.Connection], dict[bytes, Row] | None]
     ) -> dict[bytes, Row] | None:
         """The result of ``act`` in one transaction; None, and no file any more, where it fails."""
-        assert self._file is not None
+        if self._file is None:
+            return None
         beside = [Path(f"{self._file}{ending}") for ending in ("", "-journal", "-wal", "-shm")]
         try:
             if any(path.is_symlink() for path in (self._file.parent, *beside)):

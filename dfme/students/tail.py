@@ -1,7 +1,8 @@
 """Training of a network's last parts, on activations that its first parts give once."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor, nn
@@ -22,29 +23,28 @@ class TailTraining:
     """The last parts of a network and its last layer, trained on what its first parts give.
 
     ``net``: with public weights, which stay as they are. ``head``: the last layer to begin with.
-    ``probe``: a few images, by which it is seen whether the network takes up again from the
-    activations of its middle; where it does not, a step computes it whole (``by_activations``).
-    Batch statistics stay those of the public weights.
+    ``probe``: a few images, by which it is seen whether the network can be entered in its middle;
+    where it cannot, a step computes it whole (``by_activations``). Batch statistics stay those of
+    the public weights.
     """
 
     def __init__(self, net: PublicNet, head: Head, distance: Distance, probe_BCHW: Tensor) -> None:
         names = net.parts
-        trained = names[len(names) - max(1, round(SHARE * len(names))) :]
+        first = _first_trained(net)
         self._net = net
-        self._first = trained[0]
+        self._before = names[first - 1] if first else None
         self._distance = distance
-        tuned = copy.deepcopy(net).requires_grad_(requires_grad=False)
-        for name in trained:
-            tuned.backbone.get_submodule(name).requires_grad_()
-        tuned.head.requires_grad_()
+        self._one_image = net.inputs(probe_BCHW[:1])
+        self.tuned = copy.deepcopy(net).requires_grad_(requires_grad=False)
+        for name in names[first:]:
+            self.tuned.backbone.get_submodule(name).requires_grad_()
+        self.tuned.head.requires_grad_()
         with torch.no_grad():
-            tuned.head.weight.copy_(head.weight_KD)
-            tuned.head.bias.copy_(head.bias_K)
-        self.tuned = tuned
-        self._end = _without(tuned.backbone, names[: names.index(self._first)])
-        self.by_activations = self._takes_up(probe_BCHW)
+            self.tuned.head.weight.copy_(head.weight_KD)
+            self.tuned.head.bias.copy_(head.bias_K)
+        self.by_activations = self._can_enter(probe_BCHW)
         self._optimizer = Adam(
-            [parameter for parameter in tuned.parameters() if parameter.requires_grad],
+            [parameter for parameter in self.tuned.parameters() if parameter.requires_grad],
             LR,
             weight_decay=DECAY,
             decoupled_weight_decay=True,
@@ -58,10 +58,9 @@ class TailTraining:
 
     def scores(self, middle: Tensor) -> Tensor:
         """Scores (B, K) from ``middle``, as the network is now."""
-        if not self.by_activations:
-            whole_BK: Tensor = self.tuned(middle)
-            return whole_BK
-        scores_BK: Tensor = self.tuned.head(self._end(middle.float()))
+        whole = not self.by_activations
+        features_BD = self.tuned.features(middle) if whole else self._end(middle.float())
+        scores_BK: Tensor = self.tuned.head(features_BD)
         return scores_BK
 
     def step(self, middle: Tensor, answers: Tensor, rate: float) -> Tensor:
@@ -75,7 +74,10 @@ class TailTraining:
         return losses_B.detach()
 
     @torch.no_grad()
-    def _takes_up(self, probe_BCHW: Tensor) -> bool:
+    def _can_enter(self, probe_BCHW: Tensor) -> bool:
+        """True if the last parts give the features of images from their activations alone."""
+        if self._before is None:
+            return False
         features_BD = self._net.features(probe_BCHW)
         try:
             again_BD = self._end(self._activations(probe_BCHW))
@@ -84,34 +86,51 @@ class TailTraining:
         same = again_BD.shape == features_BD.shape
         return same and torch.allclose(again_BD, features_BD, rtol=1e-3, atol=1e-4)
 
+    def _end(self, activations: Tensor) -> Tensor:
+        """Features (B, d) from what the first parts gave.
+
+        The first parts see a single image, and what they give of it is replaced: so they cost
+        little, and a network need not be taken to pieces.
+        """
+
+        def replaced(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
+            return activations
+
+        with self._hooked(self.tuned, replaced):
+            features_BD: Tensor = self.tuned.backbone(self._one_image)
+        return features_BD
+
     def _activations(self, images_BCHW: Tensor) -> Tensor:
-        """What the first of the trained parts is given."""
+        """What the last of the first parts gives; nothing after it is computed."""
         given: list[Tensor] = []
 
-        def stop(module: nn.Module, inputs: Sequence[Tensor]) -> None:
-            given.append(inputs[0])
+        def stop(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
+            given.append(output)
             raise _ReachedError
 
-        module = self._net.backbone.get_submodule(self._first)
-        handle = module.register_forward_pre_hook(stop)
-        try:
+        with self._hooked(self._net, stop), suppress(_ReachedError):
             self._net.features(images_BCHW)
-        except _ReachedError:
-            pass
+        return given[0]
+
+    @contextmanager
+    def _hooked(self, net: PublicNet, hook: Callable[..., Tensor]) -> Iterator[None]:
+        assert self._before is not None
+        handle = net.backbone.get_submodule(self._before).register_forward_hook(hook)
+        try:
+            yield
         finally:
             handle.remove()
-        return given[0]
+
+
+def _first_trained(net: PublicNet) -> int:
+    """The number of the first part that is trained: of those that have weights a share is."""
+    with_weights = [
+        number
+        for number, name in enumerate(net.parts)
+        if next(net.backbone.get_submodule(name).parameters(), None) is not None
+    ]
+    return with_weights[-max(1, round(SHARE * len(with_weights)))]
 
 
 class _ReachedError(Exception):
     """A forward pass has come to the part that is trained."""
-
-
-def _without(backbone: nn.Module, parts: Sequence[str]) -> nn.Module:
-    """The same network, whose parameters it shares, with nothing in the place of these parts."""
-    memo = {id(tensor): tensor for tensor in (*backbone.parameters(), *backbone.buffers())}
-    end = copy.deepcopy(backbone, memo)
-    for part in parts:
-        parent, _, name = part.rpartition(".")
-        setattr(end.get_submodule(parent), name, nn.Identity())
-    return end
