@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from dfme import owner_side
-from dfme.audits.audit.ladder import HAVING_LIKE
+from dfme.audits.audit.ladder import HAVING_LIKE, HAVING_WEIGHTS
 from dfme.audits.audit.options import (
     ON_REQUEST,
     OPTIONS,
@@ -34,6 +34,7 @@ from dfme.audits.audit.rows import (
     limits_of,
     public_student,
     quick_on_large,
+    scored_in_rounds,
     with_half,
     with_pool,
 )
@@ -169,16 +170,22 @@ def _base(
     teacher: Content,
 ) -> compare.ComparisonBase:
     """The rows of the attackers, each with the weights and the pictures that it has."""
-    elsewhere = {"teacher.label_mode", *public.said}
-    flags = [flag for flag in flags if flag.key not in elsewhere]
-    file = file._replace(flags=file.flags.without(*public.said))
+    flags = [flag for flag in flags if flag.key != "teacher.label_mode"]
+    having = [row for row in config.attackers if row in HAVING_WEIGHTS]
+    free = [row for row in config.attackers if row not in HAVING_WEIGHTS]
+    without = file._replace(flags=file.flags.without(*public.said))
+    fewer = [flag for flag in flags if flag.key not in public.said]
+    rows = dict[str, compare.Row]()
     with _rows_as_attackers():
-        base = compare.base_of(config.attackers, file, flags, command, teacher, OWN)
-    jobs = {name: row.job for name, row in base.rows.items()}
-    if problems := [*public.problems(config, jobs)]:
+        base = compare.base_of(having or free, file, flags, command, teacher, OWN)
+        for names, source, given in ((free, without, fewer), (having, file, flags)):
+            if names:
+                rows |= compare.base_of(names, source, given, command, teacher, OWN).rows
+    rows = {row: rows[row] for row in config.attackers}
+    if problems := [*public.problems(config, {name: row.job for name, row in rows.items()})]:
         raise UserError(*problems)
-    base = base.changed(partial(with_pool, pool=config.pool, public_pool=config.public_pool))
-    return replace(base.changed(public.of), record=public.recorded(base.record))
+    base = replace(base, rows=rows).changed(scored_in_rounds)
+    return base.changed(partial(with_pool, pool=config.pool, public_pool=config.public_pool))
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -72,7 +71,7 @@ def method_of(parts: RunParts, teacher: Teacher) -> Method:
     oracle = Oracle(teacher, Ledger(int(job.config.budget)), reader=reader)
     streams = Streams(job.config.seed, choose_device(job.config.device))
     components = build_components(
-        job, parts.nets, oracle, streams, DeferredChecks(), pool=parts.pool, directory=Path()
+        job, parts.nets, oracle, streams, DeferredChecks(), pool=parts.pool
     )
     return build_method(job, components)
 
@@ -89,7 +88,7 @@ def rehearse(parts: RunParts, teacher: Teacher, *, scored: int, free: bool) -> R
     device = choose_device(job.config.device)
     most = min(job.config.student.replay_capacity, 8 * HELD)
     student = replace(job.config.student, replay_store="memory", replay_capacity=most)
-    rehearsed = replace(job, config=replace(job.config, student=student))
+    rehearsed = replace(job, config=replace(job.config, student=student, shared_answers=None))
     try:
         with (
             sketching() as sketch,

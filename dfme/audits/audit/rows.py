@@ -14,8 +14,7 @@ from dfme.audits.audit.parts import NotRun
 from dfme.audits.audit.result import Halves
 from dfme.audits.compare.plan import NO_DEFENCE
 from dfme.config.layers import Layer, value_of
-from dfme.config.settings import Job, StudentConfig
-from dfme.config.values import from_mapping
+from dfme.config.settings import Job
 from dfme.data import HALVES
 from dfme.data.layout import files_below, layout_of
 from dfme.errors import Problem
@@ -143,39 +142,34 @@ class PublicStudent:
         """The weights that flags name for all such rows."""
         return self.said.get("student.weights")
 
-    def of(self, row: str, job: Job) -> Job:
-        """The job of a row, with these weights where its attacker has some."""
-        config = job.config
-        if row not in HAVING_WEIGHTS or not self.said:
-            return job
-        values = {key.partition(".")[2]: value for key, value in self.said.items()}
-        # its copies change in rounds alone, after each of which they are scored
-        evaluation = replace(config.evaluation, points=1)
-        student = replace(config.student, **values)
-        return replace(job, config=replace(config, student=student, evaluation=evaluation))
-
-    def recorded(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """A file of options with these among the flags of its rows."""
-        return {**record, "overrides": {**record["overrides"], **self.said}}
-
     def problems(self, config: AuditConfig, rows: Mapping[str, Job]) -> Iterator[Problem]:
         """Rows whose attackers lack the weights or the pictures that make them."""
-        for row, job in rows.items():
-            if row in HAVING_WEIGHTS and self.of(row, job).config.student.weights is None:
+        having = [row for row in rows if row in HAVING_WEIGHTS]
+        for row in having:
+            if rows[row].config.student.weights is None:
                 yield Problem("attackers", f"{row}: expected --student.weights as well")
-        if config.public_pool and not self.weights and PUBLIC_POOL not in rows:
-            yield Problem("public_pool", "expected --student.weights as well, which it goes with")
+        if self.weights and not having:
+            names = ", ".join(HAVING_WEIGHTS)
+            yield Problem("student.weights", f"expected an attacker that has them: {names}")
+        if config.public_pool and PUBLIC_POOL not in rows:
+            yield Problem("public_pool", f"expected the attacker {PUBLIC_POOL}, with weights")
 
 
 def public_student(*layers: Layer) -> PublicStudent:
-    """What these layers of flags say of it. UserError for a value that cannot be."""
+    """What these layers of flags say of it: nothing where they name no weights."""
     values = {key: value_of(layers, key) for key in KEYS}
     said = {key: value for key, value in values.items() if value is not None}
-    if "student.weights" not in said:
-        return PublicStudent({})
-    names = {key.partition(".")[2]: value for key, value in said.items()}
-    from_mapping(StudentConfig, names, "student.")
-    return PublicStudent(said)
+    return PublicStudent(said if "student.weights" in said else {})
+
+
+def scored_in_rounds(row: str, job: Job) -> Job:
+    """The job of a row; copies with public weights change in rounds alone, and are scored after
+    each of these.
+    """
+    if row not in HAVING_WEIGHTS:
+        return job
+    evaluation = replace(job.config.evaluation, points=1)
+    return replace(job, config=replace(job.config, evaluation=evaluation))
 
 
 def with_pool(row: str, job: Job, pool: str | None, public_pool: str | None) -> Job:
