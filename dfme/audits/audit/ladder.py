@@ -4,6 +4,7 @@ key's limit of images holds one up. No torch.
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from dfme.config.messages import printable
 from dfme.config.settings import Job
 from dfme.config.values import parse_count
 from dfme.errors import UserError
+from dfme.nets.sources import find_source
 from dfme.queries.programs import PROCEDURAL, WORTH_NOTHING
 
 LIKE = "knockoff"
@@ -85,8 +87,13 @@ def pictures_of(row: str, job: Job) -> Pictures | None:
 
 def weights_of(job: Job) -> str | None:
     """What people call the weights that the job's students start from, if there are any."""
-    weights = job.config.student.weights
-    return None if weights is None else printable(Path(weights).name or weights)
+    student = job.config.student
+    if student.weights is None:
+        return None
+    name = Path(student.weights).name or student.weights
+    with suppress(UserError):  # which are no longer there
+        name = find_source(student.weights, student.arch).name
+    return printable(name)
 
 
 IMAGES = {
