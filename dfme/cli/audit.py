@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from dfme import owner_side
-from dfme.audits.audit.ladder import HAVING_LIKE, HAVING_WEIGHTS
+from dfme.audits.audit.ladder import HAVING_LIKE
 from dfme.audits.audit.options import (
     ON_REQUEST,
     OPTIONS,
@@ -31,6 +31,7 @@ from dfme.audits.audit.result import Halves
 from dfme.audits.audit.rows import (
     PublicStudent,
     RowLimits,
+    divided,
     limits_of,
     public_student,
     quick_on_large,
@@ -171,8 +172,7 @@ def _base(
 ) -> compare.ComparisonBase:
     """The rows of the attackers, each with the weights and the pictures that it has."""
     flags = [flag for flag in flags if flag.key != "teacher.label_mode"]
-    having = [row for row in config.attackers if row in HAVING_WEIGHTS]
-    free = [row for row in config.attackers if row not in HAVING_WEIGHTS]
+    having, free = divided(config.attackers)
     without = file._replace(flags=file.flags.without(*public.said))
     fewer = [flag for flag in flags if flag.key not in public.said]
     rows = dict[str, compare.Row]()

@@ -158,11 +158,19 @@ MEDIANS = (
 
 def _medians(audit: AuditResult) -> PageTable:
     """The price lines, with a balanced agreement where a constant answer has more than half."""
-    forms = {"Attacker": "{row}", "Answers": "{mode}", "Agreement": "{mean:.1%}"}
-    if Beside(audit.games.constant).is_large:
-        forms["Balanced agreement"] = "{balanced:.1%}"
-    forms |= {"Range over seeds": "{range}", "80%": "{at[0.8]}", "90%": "{at[0.9]}"}
-    forms |= {"95%": "{at[0.95]}", "Money until 90%": "{cost_to_90:,.2f}"}
+    forms = {
+        "Attacker": "{row}",
+        "Answers": "{mode}",
+        "Agreement": "{mean:.1%}",
+        "Balanced agreement": "{balanced:.1%}",
+        "Range over seeds": "{range}",
+        "80%": "{at[0.8]}",
+        "90%": "{at[0.9]}",
+        "95%": "{at[0.95]}",
+        "Money until 90%": "{cost_to_90:,.2f}",
+    }
+    if not Beside(audit.games.constant).is_large:
+        del forms["Balanced agreement"]
     return table(MEDIANS, [*_prices(audit.price), *_constant_row(audit)], forms, 2)
 
 

@@ -162,6 +162,12 @@ def public_student(*layers: Layer) -> PublicStudent:
     return PublicStudent(said if "student.weights" in said else {})
 
 
+def divided(rows: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The rows whose attackers have public weights, and the others."""
+    having = [row for row in rows if row in HAVING_WEIGHTS]
+    return having, [row for row in rows if row not in HAVING_WEIGHTS]
+
+
 def scored_in_rounds(row: str, job: Job) -> Job:
     """The job of a row; copies with public weights change in rounds alone, and are scored after
     each of these.

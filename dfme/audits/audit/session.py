@@ -263,7 +263,7 @@ class Audit:
 
     def _steps_of(self, name: str) -> int:
         """Steps of a cell's students."""
-        cells = (run.cell for session in self._sessions for run in session.runs)
+        cells = (run.cell for run in self._findings().runs)
         return next(cell.job.config.student.steps for cell in cells if cell.name == name)
 
     def _detect(self) -> None:
