@@ -120,17 +120,15 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
     )
     asked.finish([*own_problems(config, away), *_innocent(config, kind), *foreign])
     out = directory_of(config.out, config.resume, "audit", OPTIONS, "an audit")
-    config = replace(
-        config, label_modes=tuple(modes_of(config, value_of(layers, "teacher.label_mode")))
-    )
+    modes = modes_of(config, value_of(layers, "teacher.label_mode"))
+    config = replace(config, label_modes=tuple(modes))
     settled, not_run = usual(config, away, public.weights is not None)
     asked.finish(_compared_problems(settled, file.shared))
     dataset = whole_name(str(value_of(layers, "evaluation.dataset") or "none"))
     watch, blind = ({}, []) if away else _watch(kind, dataset)
     blind = [] if value_of(layers, "teacher.watch") else blind
-    command = "python", "run.py", "audit", *words
     teacher = {"label_mode": config.label_modes[0], **watch}
-    base = _base(settled, file, of_cells, public, command, teacher)
+    base = _base(settled, file, of_cells, public, ("python", "run.py", "audit", *words), teacher)
     with _rows_as_attackers():  # before any image is read; not in out, which may have other cells
         base.plan(comparison(settled, settled.attackers, settled.label_modes), out / "whole")
     shape = _shape(base.job)
