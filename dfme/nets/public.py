@@ -50,7 +50,7 @@ OURS = ("num_classes", "in_chans", "img_size")
 CHANNELS = (1, 3)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PublicWeights:
     """Weights that anybody can download, without their last layer, and what goes with them.
 

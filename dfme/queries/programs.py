@@ -57,8 +57,8 @@ DRAWN_SIDE = 96
 """Pixels of the shorter side that programs draw; larger images are enlarged from it.
 
 Everything drawn is measured in shorter sides, so that this side alone decides what can be seen of
-it: a line of text of 48x192 pixels is drawn as it is, however wide. From 96 pixels a feature of a
-public network at 224 tells as much (docs/results/real_size_programs.md).
+it: a line of text of 48x192 pixels is drawn as it is, however wide. A public network at 224 sees
+as much in images drawn at 96 (docs/results/real_size_programs.md).
 """
 
 PROCEDURAL = "procedural"  # the pool without an end: images of programs

@@ -14,7 +14,15 @@ from urllib.parse import urlsplit
 from dfme.config.messages import printable
 from dfme.report.classified import reached
 from dfme.report.metrics import METRICS
-from dfme.report.run_files import Beside, defended, ended_early, knowledge, without_labels
+from dfme.report.run_files import (
+    PUBLIC,
+    Beside,
+    defended,
+    ended_early,
+    knowledge,
+    public_weights,
+    without_labels,
+)
 from dfme.report.terminal import Notes, StatusLine, aligned, columns, fitted, wrapped
 
 LINE_SECONDS = 2.0  # between two plain lines at least, ...
@@ -211,6 +219,7 @@ def header(document: Mapping[str, Any]) -> str:
         "method": document["method"]["name"],
         "recipe": document.get("recipe"),
         "the attacker knew:": knowledge(document),
+        f"{PUBLIC}:": public_weights(document),
         "budget": f"{budget:,} queries"
         + (f" ({budget * price / 1000:,.2f} at the price given)" if price else ""),
         "device": document["device"],

@@ -14,6 +14,7 @@ from dfme.report.console import balanced_agreement, constant_answer, paid_answer
 from dfme.report.metrics import METRICS, Metric, latest_of_callback
 from dfme.report.run_files import (
     LEVELS,
+    PUBLIC,
     RunFiles,
     answer,
     beside_of,
@@ -21,6 +22,7 @@ from dfme.report.run_files import (
     disagreements,
     ended_early,
     knowledge,
+    public_weights,
     read_run,
     scored_on,
     without_labels,
@@ -234,7 +236,7 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
             "Estimator",
             CHOSEN.format_map(summary["estimator"]) if summary.get("estimator") else None,
         ),
-        ("Student", _text(summary.get("student_arch"))),
+        ("Student", _student(run.config, summary)),
         ("Student's training steps", _text(summary.get("student_steps"), "{:,}")),
         ("Precision of these steps", _text(summary.get("precision"))),
         ("Time", _text(summary.get("wall_seconds"), "{:,.1f} s")),
@@ -259,6 +261,16 @@ def with_interval(share: float | None, images: int) -> str | None:
 
 def _text(value: object, form: str = "{}") -> str | None:
     return None if value is None else form.format(value)
+
+
+def _student(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str | None:
+    """Architecture, and the public weights that the student started from, with their digest."""
+    text = _text(summary.get("student_arch"))
+    name = public_weights(config, summary)
+    if text is None or name is None:
+        return text
+    digest = (summary.get("student_weights") or {}).get("digest")
+    return f"{text}, {PUBLIC}: {name}" + (f" (sha256 {str(digest)[:12]})" if digest else "")
 
 
 def _purposes(run: RunFiles) -> list[tuple[str, str, str]]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,9 @@ AGREEMENTS = ("agreement_served", "agreement_relabelled")
 NO_LABELS = "not known: the evaluation images have no labels"
 
 
+PUBLIC = "with weights that anybody can download"
+
+
 def known_domain(config: Mapping[str, Any]) -> str | None:
     """What the attacker of a run with this configuration knew that the teacher is for; None:
     nothing.
@@ -40,6 +43,20 @@ def knowledge(config: Mapping[str, Any]) -> str | None:
     """The same for people, with a remark on knowledge that was worth nothing where measured."""
     domain = known_domain(config)
     return f"{domain} (worth nothing where measured)" if domain in WORTH_NOTHING else domain
+
+
+def public_weights(
+    config: Mapping[str, Any], summary: Mapping[str, Any] | None = None
+) -> str | None:
+    """What people call the weights that anybody can download from which students start, if any.
+
+    ``summary``: of the run, which knows them by their file, where the configuration has a word.
+    """
+    facts = (summary or {}).get("student_weights")
+    if isinstance(facts, Mapping) and facts.get("name"):
+        return printable(str(facts["name"]))
+    path = (config.get("student") or {}).get("weights")
+    return printable(PurePath(str(path)).name) if path else None
 
 
 def without_labels(summary: Mapping[str, Any]) -> str | None:

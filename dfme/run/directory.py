@@ -169,8 +169,9 @@ BEFORE_A_CHARGE = (  # what a run may write before it charges anything
 IMAGES = {
     "evaluation": ("dataset", "classes", "root"),
     "method": ("pool", "proxy", "partial_data", "root"),
+    "student": ("weights",),
 }
-"""Options by section that name images on disk, or say where they lie."""
+"""Options by section that name images or weights on disk, or say where they lie."""
 
 BEGUN = (
     "# relative paths begin at, from here: "  # where the run was started, as config.yaml says it

@@ -16,6 +16,7 @@ from dfme.config.values import flatten, from_mapping, leaves
 from dfme.config.yaml_files import load_yaml
 from dfme.errors import Ref, UserError, flag
 from dfme.methods import METHODS, SECTIONS, entry_of
+from dfme.nets import NETS
 from dfme.queries.programs import DOMAINS
 from dfme.run.checks import method_problems
 from dfme.run.job import PACKAGE, idle_problems, plain
@@ -232,9 +233,14 @@ def fitted(job: Job, said: Callable[[str], bool] = lambda key: False) -> Job:
 
     A domain that the attacker knows has its own programs, whatever the recipe names. Where nobody
     ``said`` so, a generator of one's own transforms no base, and a method without a generator has
-    no program's share of its batches.
+    no program's share of its batches, and public weights tell the student's architecture: a net of
+    ours that a recipe names has none.
     """
     method = job.method_config
+    student = job.config.student
+    if student.weights is not None and student.arch in NETS and not said("student.arch"):
+        config = dataclasses.replace(job.config, student=dataclasses.replace(student, arch="auto"))
+        job = dataclasses.replace(job, config=config)
     entry = METHODS.get(job.method)
     queries = job.queries
     changes: dict[str, Any] = {"programs": DOMAINS.get(queries.domain, queries.programs)}

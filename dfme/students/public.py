@@ -52,6 +52,13 @@ HELD_BACK_EVERY = 8
 """Of so many answers one is held back from the training of the last blocks."""
 
 
+FEWEST_HELD_BACK = 10
+"""Answers held back, with fewer of which nothing can be told of the last blocks."""
+
+MOST_BYTES = 2 << 30
+"""Of activations in memory; of more images the network is computed whole at every step."""
+
+
 @dataclass(frozen=True)
 class Stage:
     """What a stage of a round came to, on so many ``images``.
@@ -120,7 +127,6 @@ class PublicTrainer(StudentTrainer):
         self._first = 0
         self._round: Iterator[Metrics] | None = None
         self._round_began = 0
-        self._is_exact = False
         self.stages: list[Stage] = []
 
     @property
@@ -171,6 +177,11 @@ class PublicTrainer(StudentTrainer):
         return metrics
 
     @property
+    def _is_exact(self) -> bool:
+        """True if the teacher is the public network with another last layer."""
+        return any(stage.residual is not None and stage.residual < EXACT for stage in self.stages)
+
+    @property
     def _trains_blocks(self) -> bool:
         return self.config.train in ("auto", "tail")
 
@@ -191,7 +202,8 @@ class PublicTrainer(StudentTrainer):
         _, answers = self._held_images.items(self._first, self._held_images.added)
         self._take(self._last_layer(answers))
         yield {}
-        if is_last and self._trains_blocks and not self._is_exact:
+        enough = len(answers) >= HELD_BACK_EVERY * FEWEST_HELD_BACK
+        if is_last and self._trains_blocks and enough and not self._is_exact:
             yield from self._last_blocks(answers)
 
     def _compute_features(self) -> Iterator[Metrics]:
@@ -220,8 +232,7 @@ class PublicTrainer(StudentTrainer):
         solved = None
         if self.config.train in ("auto", "solve", "tail") and is_solvable(self._mode):
             solved = heads.solve(*arguments)
-            self._is_exact = solved.residual < EXACT
-            taken = self._is_exact or self.config.train == "solve"
+            taken = self.config.train == "solve" or solved.residual < EXACT
             self.stages.append(Stage("solve", images, taken, solved.agreement, solved.residual))
             if taken:
                 return solved.head
@@ -247,21 +258,20 @@ class PublicTrainer(StudentTrainer):
         """Train the last blocks on most answers; the best by the others is taken, if one helps."""
         replay = self._held_images
         features_ND = torch.cat(self._rows)
-        images = len(features_ND)
-        place_N = torch.arange(images)
-        held_N = place_N[place_N % HELD_BACK_EVERY == HELD_BACK_EVERY - 1]
-        learnt_N = place_N[place_N % HELD_BACK_EVERY != HELD_BACK_EVERY - 1]
+        place_N = torch.arange(len(features_ND))
+        is_held_N = place_N % HELD_BACK_EVERY == HELD_BACK_EVERY - 1
+        learnt_N = place_N[~is_held_N]
+        held_N = place_N[is_held_N]
         classes = self._frozen.head.out_features
         head = heads.fit(
             features_ND[learnt_N], answers[learnt_N], self._mode, classes, self._seed
         ).head
         probe_BCHW, _ = replay.items(self._first, self._first + 2)
         tail = TailTraining(self._frozen, head, self.distance, probe_BCHW)
+        tail.by_activations &= len(place_N) * tail.bytes_of_image < MOST_BYTES
         middle: list[Tensor] = []
-        for start in range(0, images if tail.by_activations else 0, BATCH):
-            first = self._first + start
-            images_BCHW, _ = replay.items(first, min(first + BATCH, replay.added))
-            middle.append(tail.middle(images_BCHW))
+        for places in place_N.split(BATCH) if tail.by_activations else ():
+            middle.append(tail.middle(replay.read(self._first + places)[0]))
             yield {}
         activations = torch.cat(middle) if middle else None
 

@@ -43,6 +43,7 @@ class TailTraining:
             self.tuned.head.weight.copy_(head.weight_KD)
             self.tuned.head.bias.copy_(head.bias_K)
         self.by_activations = self._can_enter(probe_BCHW)
+        self.bytes_of_image = self.middle(probe_BCHW[:1]).nbytes
         self._optimizer = Adam(
             [parameter for parameter in self.tuned.parameters() if parameter.requires_grad],
             LR,

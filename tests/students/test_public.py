@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dfme.answers.reading import cut_to
 from dfme.config.settings import ExtractConfig, StudentConfig
 from dfme.errors import UserError
-from dfme.nets.public import InputForm, PublicNet
+from dfme.nets.public import InputForm, Origin, PublicNet
 from dfme.spec import ImageSpec, LabelMode
 from dfme.students.features import FeatureCache
 from dfme.students.heads import Head
@@ -25,6 +25,7 @@ from dfme.students.tail import TailTraining
 
 SPEC = ImageSpec((3, 8, 8))
 FORM = InputForm((8, 8), (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+ORIGIN = Origin("small", "small.pt", "0" * 64)
 WIDTH = 24
 CLASSES = 4
 
@@ -45,7 +46,7 @@ def network(seed: int) -> PublicNet:
             nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
         )
         torch.manual_seed(seed)
-        net = PublicNet(backbone, WIDTH, CLASSES, SPEC, FORM)
+        net = PublicNet(backbone, WIDTH, CLASSES, SPEC, FORM, ORIGIN)
         nn.init.normal_(net.head.weight, std=8.0)
     return net.eval()
 

@@ -41,6 +41,7 @@ from dfme.data.class_names import order_of
 from dfme.errors import DfmeError, UserError
 from dfme.files import make_folder, write_text
 from dfme.nets import auto_net, is_own
+from dfme.nets.sources import TRANSFORMERS
 from dfme.oracle.ledger import Ledger, Totals, audit
 from dfme.queries.programs import ProceduralImages
 from dfme.report.run_files import read_summary
@@ -337,7 +338,7 @@ def _sources(copies: _Copies, job: Job, box: Logits | None, twin: Twin | None) -
     seed = derived_seed(job.config.seed, "untrained")
     device = choose_device(job.config.device)
     arch = student.arch
-    if is_own(arch):
+    if is_own(arch) or arch == TRANSFORMERS:  # which no name alone builds
         arch = auto_net(student.spec.shape, on_accelerator(device))
     (untrained,) = fresh_nets(arch, student.spec, student.num_classes, seed, 1)
     sources = [
