@@ -15,7 +15,8 @@ from dfme.audits.audit.result import Halves
 from dfme.audits.compare.plan import NO_DEFENCE
 from dfme.config.layers import Layer, value_of
 from dfme.config.settings import Job
-from dfme.data import HALVES
+from dfme.data import DATASETS, HALVES
+from dfme.data.array_names import pool_size
 from dfme.data.layout import files_below, layout_of
 from dfme.errors import Problem
 from dfme.spec import SMALL_SIDE, Shape
@@ -92,8 +93,8 @@ def limits_of(config: AuditConfig, halves: Halves | None, shape: Shape | None) -
     UserError for a folder of pictures that cannot be read.
     """
     return RowLimits(
-        like=halves.held_back if halves else pictures_below(config.pool),
-        public=pictures_below(config.public_pool),
+        like=halves.held_back if halves else images_in(config.pool),
+        public=images_in(config.public_pool),
         side=max(shape[1:]) if shape else None,
         given_steps=bool(config.student_steps),
     )
@@ -114,15 +115,17 @@ def quick_on_large(config: AuditConfig, side: int | None) -> tuple[AuditConfig, 
     return config, left_out
 
 
-def pictures_below(name: str | None) -> int | None:
-    """Number of pictures in a folder that an attacker has; None for what is no folder.
+def images_in(name: str | None) -> int | None:
+    """Number of images in a folder or an .npz file that an attacker has; None for anything else.
 
     UserError for a folder that cannot be read.
     """
     path = Path(os.path.expanduser(name or ""))
-    if not name or path.suffix == ".npz" or not path.is_dir():
+    if not name or name in DATASETS:
         return None
-    return len(files_below(layout_of(path).pool).pictures)
+    if path.suffix == ".npz":
+        return pool_size(path)
+    return len(files_below(layout_of(path).pool).pictures) if path.is_dir() else None
 
 
 QUICK = f"--profile quick leaves them out above {LARGE_SIDE} pixels a side"
