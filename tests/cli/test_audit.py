@@ -8,7 +8,7 @@ import pytest
 
 from dfme.audits.audit.options import KNOWING
 from dfme.audits.audit.plan import FEW_ACCOUNTS, AuditPlan
-from dfme.audits.audit.rows import MAX_LARGE_STEPS
+from dfme.audits.audit.rows import MAX_LARGE_STEPS, images_in
 from dfme.cli.audit import OWN, options, plan_of
 from dfme.config.yaml_files import dump_yaml, sealed
 from dfme.errors import UserError
@@ -320,3 +320,19 @@ def test_quick_stays_quick_on_large_images_and_says_what_it_leaves_out(here: Pat
     assert {cell.job.config.student.steps for cell in more.first.cells} == {700}
     standard = plan_of([*words, "--profile", "standard"])
     assert (standard.config.transfer, standard.accounts) == ("auto", 20)
+
+
+def test_a_pool_that_has_fewer_images_than_the_budget_ends_its_attacker_there(here: Path) -> None:
+    images = np.zeros((70, 8, 8))
+    np.savez("pool.npz", train_images=images, train_labels=np.zeros(70), images=images[:5])
+    np.savez("other.npz", names=np.zeros(3))
+    Path("empty.npz").touch()
+    assert [images_in(f"{name}.npz") for name in ("pool", "other", "empty", "no")] == [
+        70,
+        None,
+        None,
+        None,
+    ]
+    assert [images_in(name) for name in ("digits", "procedural", None)] == [None] * 3
+    cells = plan_of(["--pool", "pool.npz", "--defences", "none"]).first.cells
+    assert {cell.row: cell.budget for cell in cells} == {"frugal": 3_000, "knockoff": 70}
