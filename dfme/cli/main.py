@@ -1,5 +1,6 @@
 """The command line: commands, their help, and how errors end. No torch until a command runs."""
 
+import ctypes
 import errno
 import importlib
 import os
@@ -46,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Errors of ours are one line on stderr. Any other exception is a bug, and keeps its traceback.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    _keep_freed_memory()
     try:
         code = _dispatch(words)
         sys.stdout.flush()
@@ -68,6 +70,25 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
+GLIBC_DEFAULTS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
+
+
+def _keep_freed_memory() -> None:
+    """Let the process keep memory that it frees, unless the environment says when glibc lets go.
+
+    glibc gives each block above 32 MB back to the kernel, which fills it with zeros again for the
+    next one. Measured: two thirds of the time of a network of 224 pixels on a CPU.
+    """
+    if sys.platform != "linux" or any(name in os.environ for name in GLIBC_DEFAULTS):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # which other C libraries lack
+        mallopt(M_MMAP_THRESHOLD, 1 << 30)
+        mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 def _dispatch(words: list[str]) -> int:

@@ -61,6 +61,12 @@ def shortened(text: str, most: int = MAX_LETTERS) -> str:
     return f"{text[: most - end - 5]} ... {text[-end:]}"
 
 
+def safe_name(name: str) -> str:
+    """A name for a message, on one line, without letters that move a cursor."""
+    plain = printable(name)
+    return plain if len(plain) <= 80 else f"{plain[:60]}...{plain[-15:]}"
+
+
 def listed(values: Iterable[float]) -> str:
     """Numbers as one writes them on the command line."""
     return ",".join(f"{value:g}" for value in values)

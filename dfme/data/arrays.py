@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dfme.config.messages import safe_name
 from dfme.data.array_names import POOL, image_arrays, names_of
-from dfme.data.class_names import listed, safe_name
+from dfme.data.class_names import listed
 from dfme.data.images import HANDED_OVER, DatasetRequest, ImageSet
 from dfme.data.whites import scale_notes
 from dfme.errors import UserError, say

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dfme.config.messages import printable
+from dfme.config.messages import safe_name
 from dfme.data.images import ImageSet
 from dfme.errors import OptionError, UserError, flag, say
 
@@ -26,12 +26,6 @@ LISTED = 6  # names of files and folders in a message
 
 BIDIRECTIONAL = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """Letters that reverse the text around them."""
-
-
-def safe_name(name: str) -> str:
-    """A name for a message, on one line, without letters that move a cursor."""
-    plain = printable(name)
-    return plain if len(plain) <= 80 else f"{plain[:60]}...{plain[-15:]}"
 
 
 def listed(names: Iterable[str], most: int = LISTED) -> str:

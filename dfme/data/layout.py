@@ -10,7 +10,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
-from dfme.data.class_names import listed, require_names, safe_name
+from dfme.config.messages import safe_name
+from dfme.data.class_names import listed, require_names
 from dfme.errors import UserError
 
 SUFFIXES = frozenset(

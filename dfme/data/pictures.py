@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dfme.config.imports import blaming
-from dfme.data.class_names import safe_name
+from dfme.config.messages import safe_name
 from dfme.errors import UserError
 from dfme.files import open_file
 from dfme.spec import Shape

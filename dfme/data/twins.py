@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from dfme.data.class_names import safe_name
+from dfme.config.messages import safe_name
 from dfme.errors import UserError
 
 _KINDS = "masks?|seg|segmentation|segmented|gt|groundtruth|ground_truth|labels?|thumbs?|thumbnails?"

@@ -134,12 +134,13 @@ def _torchvision(arch: str, size: Size) -> nn.Module:
     if arch.startswith("maxvit"):
         arguments["input_size"] = size
     if arch in TRANSFORMING:
-        arguments |= {"aux_logits": False, "init_weights": True}
+        arguments["aux_logits"] = False
+        arguments["init_weights"] = True
     net: nn.Module = get_model(arch, weights=None, **arguments)
     name = [name for name, layer in net.named_modules() if isinstance(layer, nn.Linear)][-1]
     parent, _, child = name.rpartition(".")
     setattr(net.get_submodule(parent), child, nn.Identity())
-    net.last_layer = name  # type: ignore[assignment]
+    net.last_layer = name
     return net
 
 

@@ -13,7 +13,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 USUAL_SIDE = 224
 """Pixels of the side of a square image, where nothing states another."""
 
-LEAST_SIDE = 128
+MIN_SIDE = 128
 """Pixels of the shorter side, below which a convolutional backbone sees an enlarged image.
 
 Its last features have a cell for each 32 pixels: of a 32x32 image a single one is left.
@@ -41,7 +41,7 @@ def seen_size(spec: ImageSpec, published: Size, sizes: Sizes) -> Size:
     """Height and width at which a backbone sees the images of a spec.
 
     Convolutions take any size: the image's own, enlarged where its shorter side has fewer than
-    ``LEAST_SIDE`` pixels, since a backbone that halves five times leaves less than 4x4 cells of it.
+    ``MIN_SIDE`` pixels, since a backbone that halves five times leaves less than 4x4 cells of it.
     A net of patches has an embedding of each place, which can be interpolated for whole patches
     down to half of the published size; below, and for nets of one size, the image is brought to
     that size (of patches to 224 pixels, where more were published: the cost grows as the square).
@@ -49,7 +49,7 @@ def seen_size(spec: ImageSpec, published: Size, sizes: Sizes) -> Size:
     height, width = spec.shape[1:]
     shorter = min(height, width)
     if sizes.kind == "any":
-        factor = max(1.0, LEAST_SIDE / shorter)
+        factor = max(1.0, MIN_SIDE / shorter)
         return round(height * factor), round(width * factor)
     if sizes.kind == "one":
         return published

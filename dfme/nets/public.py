@@ -24,7 +24,7 @@ from dfme.nets.public_parts import parts_of
 from dfme.nets.sources import (
     TRANSFORMERS,
     WHEEL_ARCH,
-    Source,
+    WeightsFile,
     check_weights,
     digest_of,
     find_source,
@@ -121,7 +121,7 @@ def _told_by(state: State, weights: str) -> str:
     return guess.arch
 
 
-def _arguments_in(source: Source) -> str:
+def _arguments_in(source: WeightsFile) -> str:
     """A timm folder's own arguments, as JSON."""
     arguments = source.config.get("model_args") if source.kind == "timm" else None
     if not isinstance(arguments, dict):

@@ -8,6 +8,7 @@ So a block with a shortcut around its inner layers is one part, of any family of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import torch
@@ -107,4 +108,5 @@ def _finest(
 def _has_blocks(layer: nn.Module) -> bool:
     """True for what consists of further parts: a list of layers below it that have layers."""
     lists = [module for module in layer.modules() if isinstance(module, CONTAINERS)]
-    return any(next(block.children(), None) is not None for part in lists for block in part)
+    blocks = chain.from_iterable(lists)
+    return any(next(block.children(), None) is not None for block in blocks)

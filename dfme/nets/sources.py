@@ -29,14 +29,14 @@ TRANSFORMERS = "transformers"
 
 EXTRAS = {"timm": "weights", "transformers": "hf"}
 
-Kind = Literal["file", "wheel", "timm", "transformers"]
+FileKind = Literal["file", "wheel", "timm", "transformers"]
 
 
 @dataclass(frozen=True)
-class Source:
+class WeightsFile:
     """A file of weights; ``config``: of the folder that it lies in; ``arch`` "auto" if unknown."""
 
-    kind: Kind
+    kind: FileKind
     path: Path
     arch: str
     name: str
@@ -54,7 +54,7 @@ def check_weights(weights: str, arch: str) -> None:
         raise _missing(needed, "is not installed")
 
 
-def find_source(weights: str, arch: str) -> Source:
+def find_source(weights: str, arch: str) -> WeightsFile:
     """The file that ``weights`` name, and its architecture as far as names alone tell it."""
     if weights == WHEEL and not os.path.exists(weights):
         source = _wheel()
@@ -63,7 +63,9 @@ def find_source(weights: str, arch: str) -> Source:
         if not os.path.exists(path):
             near = f", or {WHEEL} for those of the extra [weights]"
             raise UserError(f"{weights}: no such file or folder; expected weights{near}")
-        source = _folder(path) if path.is_dir() else Source("file", path, "auto", path.name, {})
+        source = (
+            _folder(path) if path.is_dir() else WeightsFile("file", path, "auto", path.name, {})
+        )
     if arch == "auto":
         return source
     if source.arch not in ("auto", arch):
@@ -72,10 +74,10 @@ def find_source(weights: str, arch: str) -> Source:
         )
     if source.kind == "file":
         _require_theirs(arch)
-    return Source(source.kind, source.path, arch, source.name, source.config)
+    return WeightsFile(source.kind, source.path, arch, source.name, source.config)
 
 
-def digest_of(source: Source) -> str:
+def digest_of(source: WeightsFile) -> str:
     """SHA-256 of the file of weights, in hexadecimal."""
     with open_file(source.path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -106,7 +108,7 @@ def _require_theirs(arch: str) -> None:
     check_net(arch)
 
 
-def _wheel() -> Source:
+def _wheel() -> WeightsFile:
     spec = importlib.util.find_spec(WHEEL_PACKAGE)
     folders = (spec and spec.submodule_search_locations) or ()
     files = [file for folder in folders for file in sorted(Path(folder).glob(WHEEL_FILES))]
@@ -115,10 +117,10 @@ def _wheel() -> Source:
             f"{WHEEL}: the package {WHEEL_PACKAGE.replace('_', '-')} is not installed; "
             "pip install -e '.[weights]'"
         )
-    return Source(WHEEL, files[0], WHEEL_ARCH, files[0].name, {})
+    return WeightsFile("wheel", files[0], WHEEL_ARCH, files[0].name, {})
 
 
-def _folder(folder: Path) -> Source:
+def _folder(folder: Path) -> WeightsFile:
     """The model folder of timm or of transformers. UserError where it is neither, or in parts."""
     config = read_config(folder)
     name = folder.resolve().name
@@ -126,14 +128,14 @@ def _folder(folder: Path) -> Source:
         architecture = str(config["architecture"]).partition(".")[0]
         check_net(TIMM + architecture)
         path = _weights_in(folder, (WEIGHTS, "pytorch_model.bin"))
-        return Source("timm", path, TIMM + architecture, name, config)
+        return WeightsFile("timm", path, TIMM + architecture, name, config)
     if "model_type" not in config:
         raise UserError(
             f"{folder / CONFIG}: expected architecture (timm) or model_type (transformers), found "
             "neither"
         )
     require_plain(config, folder / CONFIG)
-    return Source(TRANSFORMERS, _weights_in(folder, (WEIGHTS,)), TRANSFORMERS, name, config)
+    return WeightsFile("transformers", _weights_in(folder, (WEIGHTS,)), TRANSFORMERS, name, config)
 
 
 def _weights_in(folder: Path, names: tuple[str, ...]) -> Path:

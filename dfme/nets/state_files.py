@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dfme.data.class_names import listed
+from dfme.config.messages import safe_name
 from dfme.errors import Text, UserError, flag, say
 from dfme.nets.pickles import NotPlainError, load_plain
 from dfme.nets.safetensors_file import is_safetensors, read_safetensors
@@ -161,7 +161,8 @@ def first_words(state: State) -> list[str]:
 
 def some(names: list[str]) -> str:
     """The first of a list of names, and how many more there are."""
-    return listed(names, NAMED)
+    more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
+    return ", ".join(map(safe_name, names[:NAMED])) + more
 
 
 def _head(path: Path) -> bytes:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from dfme.config.imports import blaming
 from dfme.errors import UserError
@@ -19,7 +18,7 @@ from dfme.nets.model_folders import CONFIG, WEIGHTS, read_config
 from dfme.nets.safetensors_file import plain_metadata, shapes_of
 
 
-def load_model(folder: Path, auto: Any, described: Any = None) -> tuple[nn.Module, list[str]]:
+def load_model(folder: Path, auto: Any, described: Any = None) -> tuple[Any, list[str]]:
     """A model of the class ``auto`` in fp32, and the tensors that the weights lack.
 
     ``described``: the description to go by in place of the folder's. The caller's random state is

@@ -26,7 +26,7 @@ from dfme.nets.processor import (
     require_bounded,
     resulting_shape,
 )
-from dfme.nets.sources import TRANSFORMERS, Source, import_theirs
+from dfme.nets.sources import TRANSFORMERS, WeightsFile, import_theirs
 from dfme.nets.state_files import State
 from dfme.nets.transformers_folders import (
     description_of,
@@ -73,7 +73,7 @@ class TransformersBackbone(nn.Module):
         return features.flatten(1)  # type: ignore[no-any-return]
 
 
-def read_folder(source: Source) -> tuple[State, InputForm, str]:
+def read_folder(source: WeightsFile) -> tuple[State, InputForm, str]:
     """A folder's weights without the last layer, the form of its images, its description as JSON.
 
     UserError for weights that lack a tensor, and for an image processor that does more than scale.
@@ -166,11 +166,12 @@ def _description(kind: str, values: dict[str, Any]) -> Any:
     return _for_images(auto.for_model(kind, **values))
 
 
-def _output_of(model: nn.Module) -> str | None:
+def _output_of(model: Any) -> str | None:
     """The name of the last layer of a classifier; None for a tower. UserError for another end."""
-    if getattr(model, "config", None) is not None and model.config.model_type in TOWERS:
+    if model.config.model_type in TOWERS:
         return None
-    linear = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+    layers = model.named_modules()
+    linear: list[str] = [name for name, layer in layers if isinstance(layer, nn.Linear)]
     if not linear or not OUTPUT.fullmatch(linear[-1]):
         raise UserError(
             f"{type(model).__name__}: expected a classifier that ends in a linear layer"
@@ -178,7 +179,7 @@ def _output_of(model: nn.Module) -> str | None:
     return linear[-1]
 
 
-def _without_output(model: nn.Module) -> nn.Module:
+def _without_output(model: Any) -> Any:
     name = _output_of(model)
     if name is not None:
         parent, _, child = name.rpartition(".")

@@ -36,7 +36,9 @@ WIDENING = {
     "_bn2": "bn3",
 }
 BLOCK = re.compile(r"_blocks\.(\d{1,2})\.(\w+)\.(\w+)")
-PLACES = [f"{stage}.{block}" for stage, count in enumerate(STAGES) for block in range(count)]
+PLACES: list[str] = []
+for stage, count in enumerate(STAGES):
+    PLACES += [f"{stage}.{block}" for block in range(count)]
 
 
 def is_wheels(names: Iterable[str]) -> bool:

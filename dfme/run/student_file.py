@@ -59,7 +59,7 @@ def described(arch: str, spec: ImageSpec, num_classes: int) -> dict[str, str]:
 WEIGHTS = "weights"
 """The key of what is said, as JSON, of the public weights that a student started from."""
 
-LONGEST = 4_096  # pixels of a side that a backbone sees
+MAX_SEEN = 4_096  # pixels of a side that a backbone sees
 
 
 def published_metadata(net: nn.Module) -> dict[str, str]:
@@ -82,7 +82,7 @@ def _published(text: str) -> tuple[Origin, InputForm]:
     facts = json.loads(text)
     height, width = (int(side) for side in facts["size"])
     mean, std = (tuple(float(value) for value in facts[name]) for name in ("mean", "std"))
-    fine = 0 < height <= LONGEST and 0 < width <= LONGEST
+    fine = 0 < height <= MAX_SEEN and 0 < width <= MAX_SEEN
     scale = (*mean, *std, *(1 / value for value in std))
     if not fine or len(mean) != 3 or len(std) != 3 or not all(map(math.isfinite, scale)):
         raise UserError(f"its backbone's images make no sense: {text[:100]}")

@@ -1,35 +1,44 @@
-"""The last layer of a classifier from frozen features of its images and its answers.
+"""The last layer of a classifier, from frozen features of images and the classifier's answers.
 
-log p_nk = w_k . f_n + b_k - c_n: linear in the features, but for one constant c_n per image. N
-images, D features, K classes.
+log p_nk = w_k . f_n + b_k - c_n, with one constant per image that log-odds do not have. So each
+answer in full precision is K - 1 linear equations, and D + 1 answers name the head (for text
+encoders: Zanella-Beguelin et al., ICML 2021). Rounded answers are intervals, and labels say which
+score is largest: there a ridge chosen by held-back answers decides. N images, D features, K
+classes; float64 inside, no input or output.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from dfme.answers.reading import answered_class, top_class, unanswered
+from dfme.answers.reading import top_class, unanswered
 from dfme.compute.device import derived_seed
 from dfme.errors import UserError, say
 from dfme.spec import LabelMode
-from dfme.students.losses import log_probabilities
+from dfme.students.head_descent import Descent, LeastSquares, MaskedSquares, Scaling
+from dfme.students.head_losses import Entropy, HeadLoss, Intervals, LogOdds, targets
+from dfme.students.losses import SMALLEST
 
-RIDGES = tuple(10.0**exponent for exponent in range(-16, 1))
-"""Ridges that a solve tries, as shares of the features' largest variance."""
-FIT_RIDGES = tuple(10.0 ** (-exponent / 2) for exponent in range(2, 13))
+EXACT_RIDGES = tuple(10.0**-exponent for exponent in range(2, 17, 2))
+"""Shares of the features' mean square norm."""
+RIDGES = tuple(10.0**-exponent for exponent in range(3, 9))
+LABEL_RIDGES = tuple(10.0**-exponent for exponent in range(2, 7))
+RELEVANCE_ROUNDS = 4
 MARGIN = 0.05
 HELD_BACK = 0.2
-DEAD = 1e-7
-STEPS = 60
+STEPS = 30
+LAST_STEPS = 100
+CONJUGATE_STEPS = 300
 
 
 @dataclass(frozen=True)
 class Head:
-    """Scores of features f: ``weight_KD @ f + bias_K``; float32."""
+    """Scores of features (N, D): features @ weight_KD.T + bias_K; float32."""
 
     weight_KD: Tensor
     bias_K: Tensor
@@ -42,28 +51,32 @@ class Head:
 class Solved:
     """A head, and what its answers say of it.
 
-    ``residual``: of log-odds of held-back answers, as a share of their spread: 1e-6 where the owner
-    has a linear head on these features, about .5 where its features differ. ``ridge``: as a share
-    of the features' largest variance. ``resolved``: share of the answers' numbers that say more
-    than a bound. ``rank``: directions in which the features differ. ``condition``: of the largest
-    to the least spread among these. ``dead``: features that are constant. ``answers_needed``: for
-    an exact head.
+    ``residual``: median error of held-back answers' log-odds, as a share of their median distance
+    from the median, by a head without them: 1e-6 where the owner has a linear head on these
+    features, about .5 where the owner's features differ. It says so only for ``answers_needed``
+    answers or more, and unrounded.
+    ``held_back_agreement``: of the same answers. ``ridge``: as a share of the features' mean square
+    norm. ``resolved``: share of the answers' numbers that are more than a bound. ``rank``:
+    directions in which the features differ by more than float32's rounding; ``condition``: the
+    largest spread along one over the smallest; ``dead``: features that are constant here.
     """
 
     head: Head
     residual: float
+    held_back_agreement: float
     ridge: float
     resolved: float
     rank: int
     condition: float
     dead: int
     answers_needed: int
-    agreement: float
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A head; ``held_back_agreement`` is that of a head without these answers."""
+    """A head; ``held_back_agreement`` is that of a head without these answers, by which the ridge
+    was chosen. ``ridge``: as a share of the features' mean square norm.
+    """
 
     head: Head
     ridge: float
@@ -71,85 +84,131 @@ class Fitted:
 
 
 @dataclass(frozen=True)
-class _Basis:
-    """Directions in which features differ: z = (f - mean) @ directions, uncorrelated."""
+class _Trial:
+    """A head within scaled features, and its agreement with held-back answers."""
 
-    mean_D: Tensor
-    directions_DR: Tensor
-    variances_R: Tensor
+    agreement: float
+    ridge: float
+    weight_DK: Tensor
+    bias_K: Tensor
+    scaling: Scaling
+
+    def scores(self, features_ND: Tensor) -> Tensor:
+        scores_NK: Tensor = self.scaling(features_ND) @ self.weight_DK + self.bias_K
+        return scores_NK
+
+    @property
+    def head(self) -> Head:
+        weight_KD = (self.weight_DK * self.scaling.scale_D[:, None]).T
+        return Head(weight_KD.float(), (self.bias_K - weight_KD @ self.scaling.mean_D).float())
+
+
+LossOf = Callable[[Tensor], HeadLoss]
+
+
+@dataclass(frozen=True)
+class _HeldBack:
+    """Features and answers, all of them, with the indices of what is learnt from and held back."""
+
+    features_ND: Tensor
+    answers: Tensor
+    mode: LabelMode
+    target_NK: Tensor
+    kept: Tensor
+    held: Tensor
 
     @classmethod
-    def of(cls, features_ND: Tensor) -> _Basis:
-        """Eigenvectors of the covariance; of the N x N products where that is smaller."""
-        mean_D = features_ND.mean(dim=0)
-        centred_ND = features_ND - mean_D
-        images = len(centred_ND)
-        wide = images < centred_ND.shape[1]
-        products = centred_ND @ centred_ND.T if wide else centred_ND.T @ centred_ND
-        values, vectors = torch.linalg.eigh(products / images)
-        live = values > values[-1].clamp_min(1e-300) * DEAD**2
-        variances_R = values[live].flip(0)
-        vectors = vectors[:, live].flip(1)
-        if wide:
-            vectors = centred_ND.T @ vectors / (variances_R * images).sqrt()
-        return cls(mean_D, vectors, variances_R)
+    def of(
+        cls, features_ND: Tensor, answers: Tensor, mode: LabelMode, num_classes: int, seed: int
+    ) -> _HeldBack:
+        """Without images that have no answer. UserError for what cannot be learnt from."""
+        if len(features_ND) != len(answers):
+            raise ValueError(f"{len(features_ND)} features and {len(answers)} answers")
+        answered = answers >= 0 if mode.kind == "label" else ~unanswered(answers)
+        features_ND = features_ND[answered].detach().double()
+        answers = answers[answered].detach()
+        if len(answers) < 2:
+            raise UserError(say("expected two answers or more, got {}", len(answers)))
+        if not bool(features_ND.isfinite().all()):
+            raise UserError("expected finite features, got NaN or infinity: another backbone?")
+        target_NK = targets(answers, mode, num_classes)
+        kept, held = _split(features_ND, seed)
+        return cls(features_ND, answers, mode, target_NK, kept, held)
 
-    def __call__(self, features_ND: Tensor) -> Tensor:
-        return (features_ND - self.mean_D) @ self.directions_DR
+    def agreement(self, scores_NK: Tensor) -> float:
+        """Share of the held-back answers whose class has the largest score."""
+        same = scores_NK.argmax(dim=1) == top_class(self.answers[self.held])
+        return float(same.double().mean())
 
-    def head(self, weight_RK: Tensor, bias_K: Tensor) -> Head:
-        """The head on the features themselves."""
-        weight_KD = (self.directions_DR @ weight_RK).T
-        return Head(weight_KD.float(), (bias_K - weight_KD @ self.mean_D).float())
+    def entropy(self, indices: Tensor) -> HeadLoss:
+        return Entropy(self.target_NK[indices], self.mode.kind == "label")
+
+    def log_odds(self, indices: Tensor) -> LogOdds:
+        return LogOdds(Intervals.of(self.answers[indices], self.mode))
+
+    @property
+    def half_deviation(self) -> float:
+        """Half a standard deviation of an agreement of 80 % on the held-back answers."""
+        return 0.5 * math.sqrt(0.8 * 0.2 / len(self.held))
+
+    def search(self, loss_of: LossOf, scaling: Scaling, ridges: Iterable[float]) -> _Trial:
+        """The least ridge whose head agrees with held-back answers as well as the best.
+
+        As well: within half a deviation. The least: what is copied differs from what is asked, and
+        there smaller ridges do better (measured).
+        """
+        scaled_ND = scaling(self.features_ND)
+        descent = Descent(scaled_ND[self.kept], loss_of(self.kept), torch.float32)
+        weight_DK = scaled_ND.new_zeros(scaled_ND.shape[1], self.target_NK.shape[1])
+        bias_K = (self.target_NK.mean(dim=0) + 1.0 / len(scaled_ND)).log()
+        trials = []
+        for ridge in ridges:
+            weight_DK, bias_K = descent(ridge, weight_DK, bias_K, STEPS)
+            agreement = self.agreement(scaled_ND[self.held] @ weight_DK + bias_K)
+            trials.append(_Trial(agreement, ridge, weight_DK, bias_K, scaling))
+        best = max(trial.agreement for trial in trials) - self.half_deviation
+        return [trial for trial in trials if trial.agreement >= best][-1]
+
+    def refit(self, loss_of: LossOf, trial: _Trial, steps: int) -> _Trial:
+        """The same from all answers."""
+        everything = torch.arange(len(self.features_ND))
+        descent = Descent(trial.scaling(self.features_ND), loss_of(everything), torch.float32)
+        weight_DK, bias_K = descent(trial.ridge, trial.weight_DK, trial.bias_K, steps)
+        return _Trial(trial.agreement, trial.ridge, weight_DK, bias_K, trial.scaling)
 
 
 def answers_needed(features: int) -> int:
-    """Answers that an exact head needs: one for each unknown of a class, and a margin."""
+    """Answers in full precision that name a head: one for each unknown of a class, and a margin."""
     return math.ceil((features + 1) * (1 + MARGIN))
 
 
 def solve(
     features_ND: Tensor, answers: Tensor, mode: LabelMode, num_classes: int, seed: int = 0
 ) -> Solved:
-    """The head whose log-odds are those of the answers. UserError for labels."""
-    if mode.kind in ("label", "top_k"):
-        raise UserError(
-            say("expected scores of every class to solve for a head, got answers {}", mode)
-        )
-    features_ND, answers = _answered(features_ND, answers)
-    x_ND = features_ND.double()
-    y_NK = log_probabilities(answers.double(), mode)
-    y_NK = y_NK - y_NK.mean(dim=1, keepdim=True)
-    resolved = float((answers > 0).double().mean()) if mode.kind != "logits" else 1.0
-    kept, held = _split(len(x_ND), x_ND.shape[1], seed)
-    basis = _Basis.of(x_ND[kept])
-    held_z = basis(x_ND[held])
-    mean_K = y_NK[kept].mean(dim=0)
-    products_RK = basis(x_ND[kept]).T @ (y_NK[kept] - mean_K) / len(kept)
-    truth = y_NK[held]
-    spread = float((truth - mean_K).square().mean().sqrt()) or 1.0
-    best = (math.inf, 1.0, 0.0)
-    for ridge in RIDGES:
-        shrunk_R1 = (basis.variances_R + ridge * basis.variances_R[0])[:, None]
-        guess = held_z @ (products_RK / shrunk_R1) + mean_K
-        residual = float((guess - truth).square().mean().sqrt()) / spread
-        agreement = float((guess.argmax(1) == truth.argmax(1)).double().mean())
-        best = min(best, (residual, ridge, agreement))
-    basis = _Basis.of(x_ND)
-    mean_K = y_NK.mean(dim=0)
-    products_RK = basis(x_ND).T @ (y_NK - mean_K) / len(x_ND)
-    shrunk_R1 = (basis.variances_R + best[1] * basis.variances_R[0])[:, None]
-    rank = len(basis.variances_R)
+    """The head whose log-odds are those of the answers. UserError for labels.
+
+    Full precision: least squares, once for all classes. Rounded or the k largest: by descent, with
+    the loss and the features' scales that held-back answers prefer.
+    """
+    if mode.kind == "label":
+        raise UserError("expected scores to solve for a head, got labels; fit one instead")
+    task = _HeldBack.of(features_ND, answers, mode, num_classes, seed)
+    resolved = float((~_bounds(task.answers, mode)).double().mean())
+    rounded = mode.decimals is not None or mode.kind == "top_k"
+    trial, final = _descended(task) if rounded else _linear(task)
+    held_NK = trial.scores(task.features_ND[task.held])
+    variances_D = _variances(task.features_ND)
+    live_R = variances_D[variances_D > 1e-14 * variances_D.max()]
     return Solved(
-        head=basis.head(products_RK / shrunk_R1, mean_K),
-        residual=best[0],
-        ridge=best[1],
+        head=final.head,
+        residual=task.log_odds(task.held).residual(held_NK),
+        held_back_agreement=trial.agreement,
+        ridge=trial.ridge,
         resolved=resolved,
-        rank=rank,
-        condition=float((basis.variances_R[0] / basis.variances_R[-1]).sqrt()),
-        dead=int((x_ND.amax(0) == x_ND.amin(0)).sum()),
-        answers_needed=answers_needed(x_ND.shape[1]),
-        agreement=best[2],
+        rank=len(live_R),
+        condition=float((live_R.max() / live_R.min()).sqrt()) if len(live_R) else 1.0,
+        dead=int((task.features_ND.amax(dim=0) == task.features_ND.amin(dim=0)).sum()),
+        answers_needed=answers_needed(features_ND.shape[1]),
     )
 
 
@@ -157,79 +216,105 @@ def fit(
     features_ND: Tensor, answers: Tensor, mode: LabelMode, num_classes: int, seed: int = 0
 ) -> Fitted:
     """The head of least cross-entropy to answers of any mode, with the ridge that held-back answers
-    prefer.
+    prefer; for owners whose head is not linear in these features, too.
     """
-    features_ND, answers = _answered(features_ND, answers)
-    x_ND = features_ND.double()
-    target_NK = _targets(answers, mode, num_classes)
-    top_N = top_class(answers)
-    kept, held = _split(len(x_ND), 0, seed)
-    basis = _Basis.of(x_ND[kept])
-    (train_z, held_z) = (basis(x_ND[kept]), basis(x_ND[held]))
-    weight = None
-    best = (-1.0, -math.inf, 1.0)
-    for ridge in FIT_RIDGES:
-        weight, bias = _logistic(train_z, target_NK[kept], basis.variances_R, ridge, weight)
-        scores = held_z @ weight + bias
-        agreement = float((scores.argmax(1) == top_N[held]).double().mean())
-        likelihood = float((target_NK[held] * scores.log_softmax(1)).sum(1).mean())
-        best = max(best, (agreement, likelihood, ridge))
-    basis = _Basis.of(x_ND)
-    weight, bias = _logistic(basis(x_ND), target_NK, basis.variances_R, best[2], None)
-    return Fitted(basis.head(weight, bias), best[2], best[0])
+    task = _HeldBack.of(features_ND, answers, mode, num_classes, seed)
+    ridges = RIDGES if mode.soft else LABEL_RIDGES
+    trial = task.search(task.entropy, Scaling.plain(task.features_ND), ridges)
+    final = task.refit(task.entropy, trial, STEPS)
+    return Fitted(final.head, trial.ridge, trial.agreement)
 
 
-def _answered(features_ND: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
-    """What has an answer."""
-    with_one = ~unanswered(answers)
-    return features_ND[with_one].detach(), answers[with_one].detach()
+def _descended(task: _HeldBack) -> tuple[_Trial, _Trial]:
+    """The best head without the held-back answers, and the same with them.
 
-
-def _split(images: int, features: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Indices to learn from and to hold back: a fifth, or less where that leaves too few for an
-    exact head.
+    First on the features as they are, then with more room for the features that it weighs, while
+    held-back answers say that it helps.
     """
+    plain = Scaling.plain(task.features_ND)
+    trials = [(task.search(loss_of, plain, RIDGES), loss_of) for loss_of in _losses(task)]
+    trial, loss_of = max(trials, key=lambda pair: pair[0].agreement)
+    for _ in range(RELEVANCE_ROUNDS):
+        scaling = plain.relevance(trial.scaling.undone(trial.weight_DK))
+        relevant = task.search(loss_of, scaling, RIDGES[2:])
+        if relevant.agreement <= trial.agreement + task.half_deviation:
+            break
+        trial = relevant
+    return trial, task.refit(loss_of, trial, LAST_STEPS)
+
+
+def _losses(task: _HeldBack) -> tuple[LossOf, ...]:
+    """Entropy where most answers are rounded to a few steps, log-odds where they are fine."""
+    decimals = task.mode.decimals or 6
+    if decimals >= 5 and task.mode.kind != "top_k":
+        return (task.log_odds,)
+    return (task.entropy,) if decimals <= 3 else (task.entropy, task.log_odds)
+
+
+def _linear(task: _HeldBack) -> tuple[_Trial, _Trial]:
+    """The best head by least squares without the held-back answers, and the same with them."""
+    scaling = Scaling.plain(task.features_ND)
+    scaled_ND = scaling(task.features_ND)
+    odds_NK = _log_scores(task.answers, task.mode)
+    known_NK = ~_bounds(task.answers, task.mode)
+    loss = task.log_odds(task.held)
+    kept = _squares(scaled_ND[task.kept], odds_NK[task.kept], known_NK[task.kept])
+    weight_DK = scaled_ND.new_zeros(scaled_ND.shape[1], odds_NK.shape[1])
+    bias_K = weight_DK.new_zeros(odds_NK.shape[1])
+    trials = []
+    for ridge in EXACT_RIDGES:
+        weight_DK, bias_K = kept(ridge, weight_DK, bias_K, 2 * STEPS)
+        scores_NK = scaled_ND[task.held] @ weight_DK + bias_K
+        trial = _Trial(task.agreement(scores_NK), ridge, weight_DK, bias_K, scaling)
+        trials.append((loss.residual(scores_NK), trial))
+    _, trial = min(trials, key=lambda pair: pair[0])
+    everything = _squares(scaled_ND, odds_NK, known_NK)
+    weight_DK, bias_K = everything(trial.ridge, trial.weight_DK, trial.bias_K, CONJUGATE_STEPS)
+    return trial, _Trial(trial.agreement, trial.ridge, weight_DK, bias_K, scaling)
+
+
+def _squares(
+    features_ND: Tensor, odds_NK: Tensor, known_NK: Tensor
+) -> LeastSquares | MaskedSquares:
+    """Least squares at once where every log-odds is known."""
+    if bool(known_NK.all()):
+        return LeastSquares(features_ND, odds_NK)
+    return MaskedSquares(features_ND, odds_NK, known_NK)
+
+
+def _bounds(answers_NK: Tensor, mode: LabelMode) -> Tensor:
+    """Mask (N, K) of answers that are only bounds; below its least normal number float32 has fewer
+    digits.
+    """
+    if mode.kind == "logits":
+        return torch.zeros_like(answers_NK, dtype=torch.bool)
+    return ~(answers_NK >= torch.finfo(torch.float32).tiny)
+
+
+def _log_scores(answers_NK: Tensor, mode: LabelMode) -> Tensor:
+    """Scores (N, K) up to a constant per image, with a mean of zero."""
+    scores_NK = answers_NK.double()
+    if mode.kind != "logits":
+        scores_NK = scores_NK.clamp_min(SMALLEST).log()
+    return scores_NK - scores_NK.mean(dim=1, keepdim=True)
+
+
+def _variances(features_ND: Tensor) -> Tensor:
+    """Along the directions in which features differ; as many as there are features or images."""
+    centred_ND = features_ND - features_ND.mean(dim=0)
+    if len(centred_ND) < centred_ND.shape[1]:
+        centred_ND = centred_ND.T
+    variances: Tensor = torch.linalg.eigvalsh(centred_ND.T @ centred_ND)
+    return variances.clamp_min(0.0)
+
+
+def _split(features_ND: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Indices to learn from and to hold back: a fifth, or half of what an exact head can spare."""
+    images = len(features_ND)
     rng = torch.Generator().manual_seed(derived_seed(seed, "held back"))
     order = torch.randperm(images, generator=rng)
     held = max(1, round(HELD_BACK * images))
-    spare = images - answers_needed(features)
-    if 0 < spare < held:
-        held = spare
+    spare = images - answers_needed(features_ND.shape[1])
+    if spare > 0:
+        held = min(held, (spare + 1) // 2)
     return order[held:], order[:held]
-
-
-def _targets(answers: Tensor, mode: LabelMode, num_classes: int) -> Tensor:
-    """Probabilities (N, K)."""
-    if mode.kind == "label":
-        return torch.nn.functional.one_hot(answered_class(answers), num_classes).double()
-    p_NK = log_probabilities(answers.double(), mode).exp()
-    return p_NK / p_NK.sum(dim=1, keepdim=True)
-
-
-def _logistic(
-    z_NR: Tensor, target_NK: Tensor, variances_R: Tensor, ridge: float, start: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Weight and bias of least cross-entropy plus ridge, by L-BFGS on preconditioned unknowns."""
-    scale_R1 = (0.1 * variances_R + ridge * variances_R[0]).rsqrt()[:, None]
-    z_NR = z_NR * scale_R1.T
-    start_RK = torch.zeros(len(scale_R1), target_NK.shape[1], dtype=torch.float64)
-    if start is not None:
-        start_RK = start / scale_R1
-    u_RK = start_RK.requires_grad_()
-    mean_K = target_NK.mean(dim=0).clamp_min(0.5 / len(z_NR))
-    bias_K = mean_K.log().requires_grad_()
-    penalty_R1 = 0.5 * ridge * variances_R[0] * scale_R1.square()
-    optimizer = torch.optim.LBFGS(
-        [u_RK, bias_K], max_iter=STEPS, history_size=10, line_search_fn="strong_wolfe"
-    )
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        log_NK = (z_NR @ u_RK + bias_K).log_softmax(dim=1)
-        loss = -(target_NK * log_NK).sum(dim=1).mean() + (penalty_R1 * u_RK.square()).sum()
-        loss.backward()
-        return loss
-
-    with torch.enable_grad():
-        optimizer.step(closure)
-    return (u_RK * scale_R1).detach(), bias_K.detach()

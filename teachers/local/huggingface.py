@@ -92,7 +92,7 @@ def _require_plain(folder: Path, model_config: dict[str, Any]) -> None:
         )
 
 
-def _load(folder: Path) -> nn.Module:
+def _load(folder: Path) -> Any:
     """The model, in fp32; the caller's random state is as it was."""
     auto = import_extra("transformers.models.auto.modeling_auto").AutoModelForImageClassification
     require_room(folder, auto)
