@@ -324,6 +324,7 @@ def _appendix(audit: AuditResult) -> dict[str, Any]:
     benign = audit.detection.benign if audit.detection else ()
     return {
         "medians": _medians(audit) if _ladder(audit) else None,
+        "not_tried": not_tried(audit.untried),
         "facts": _facts(audit),
         "curves": curves(audit, alarms=True),
         "prices": [
