@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dfme.students.head_losses import HeadLoss
+from dfme.students.head_losses import Entropy
 
 HISTORY = 20
 
@@ -56,7 +56,7 @@ class Scaling:
 class Descent:
     """Minimises a loss of the scores of these features with one ridge after another."""
 
-    def __init__(self, features_ND: Tensor, loss: HeadLoss, dtype: torch.dtype) -> None:
+    def __init__(self, features_ND: Tensor, loss: Entropy, dtype: torch.dtype) -> None:
         """``features_ND``: scaled, float64."""
         self._loss = loss
         self._dtype = dtype
@@ -128,22 +128,22 @@ class LeastSquares:
         return weight_DK, self._mean_K - self._mean_D @ weight_DK
 
 
-class MaskedSquares:
-    """Least squares of targets (N, K) of which some are not known, each image's up to a constant.
+class WeightedSquares:
+    """Weighted least squares of targets (N, K), each image's up to a constant of its own.
 
-    Conjugate gradients on uncorrelated features: where few targets are missing, nearly all
-    directions are of equal curvature.
+    Conjugate gradients on uncorrelated features: where few weights are small, nearly all directions
+    are of equal curvature. The constant is eliminated: the weighted mean of an image is taken off.
     """
 
-    def __init__(self, features_ND: Tensor, target_NK: Tensor, known_NK: Tensor) -> None:
-        """``features_ND``: scaled and centred; what is not known may be anything but NaN."""
+    def __init__(self, features_ND: Tensor, target_NK: Tensor, weight_NK: Tensor) -> None:
+        """``features_ND``: scaled. ``weight_NK``: 0 to 1; 0 for what is not known."""
         images = len(features_ND)
         values_D, self._axes_DD = torch.linalg.eigh(features_ND.T @ features_ND / images)
         self._values_D = values_D.clamp_min(0.0)
         self._along_ND = features_ND @ self._axes_DD / images**0.5
         self._ones_N1 = torch.full_like(features_ND[:, :1], images**-0.5)
-        self._known_NK = known_NK.to(features_ND.dtype)
-        self._count_N1 = self._known_NK.sum(dim=1, keepdim=True).clamp_min(1.0)
+        self._weight_NK = weight_NK
+        self._total_N1 = weight_NK.sum(dim=1, keepdim=True).clamp_min(1e-30)
         self._target_NK = self._centred(target_NK) / images**0.5
 
     def __call__(
@@ -162,10 +162,10 @@ class MaskedSquares:
         return self._axes_DD @ (unknown[:-1] * factor_D1), unknown[-1]
 
     def _centred(self, scores_NK: Tensor) -> Tensor:
-        """Without the mean over what is known, and zero elsewhere."""
-        known_NK = scores_NK * self._known_NK
-        mean_N1 = known_NK.sum(dim=1, keepdim=True) / self._count_N1
-        return known_NK - mean_N1 * self._known_NK
+        """Weighted differences from the weighted mean of an image."""
+        weighted_NK = scores_NK * self._weight_NK
+        mean_N1 = weighted_NK.sum(dim=1, keepdim=True) / self._total_N1
+        return weighted_NK - mean_N1 * self._weight_NK
 
 
 def conjugate_gradients(

@@ -20,8 +20,8 @@ from dfme.answers.reading import top_class, unanswered
 from dfme.compute.device import derived_seed
 from dfme.errors import UserError, say
 from dfme.spec import LabelMode
-from dfme.students.head_descent import Descent, LeastSquares, MaskedSquares, Scaling
-from dfme.students.head_losses import Entropy, HeadLoss, Intervals, LogOdds, targets
+from dfme.students.head_descent import Descent, LeastSquares, Scaling, WeightedSquares
+from dfme.students.head_losses import Entropy, residual, targets
 from dfme.students.losses import SMALLEST
 
 EXACT_RIDGES = tuple(10.0**-exponent for exponent in range(2, 17, 2))
@@ -34,6 +34,17 @@ HELD_BACK = 0.2
 STEPS = 30
 LAST_STEPS = 100
 CONJUGATE_STEPS = 300
+SMALL_DEVIATION = 0.01
+"""Of a logarithm: smaller ones weigh no more, or the descent would not come near its minimum."""
+LARGE_DEVIATION = 0.1
+
+
+FROZEN = 0.03
+"""Residual up to which the owner's model is these features with a linear head.
+
+Measured: 1e-6 of such an owner, .02 and less where it computes in 16 bits; .07 and more of tuned
+ones (docs/public_weights.md).
+"""
 
 
 @dataclass(frozen=True)
@@ -103,9 +114,6 @@ class _Trial:
         return Head(weight_KD.float(), (self.bias_K - weight_KD @ self.scaling.mean_D).float())
 
 
-LossOf = Callable[[Tensor], HeadLoss]
-
-
 @dataclass(frozen=True)
 class _HeldBack:
     """Features and answers, all of them, with the indices of what is learnt from and held back."""
@@ -140,25 +148,28 @@ class _HeldBack:
         same = scores_NK.argmax(dim=1) == top_class(self.answers[self.held])
         return float(same.double().mean())
 
-    def entropy(self, indices: Tensor) -> HeadLoss:
+    def entropy(self, indices: Tensor) -> Entropy:
         return Entropy(self.target_NK[indices], self.mode.kind == "label")
 
-    def log_odds(self, indices: Tensor) -> LogOdds:
-        return LogOdds(Intervals.of(self.answers[indices], self.mode))
+    def residual(self, scores_NK: Tensor) -> float:
+        """Error of the held-back answers' scores: see ``head_losses.residual``."""
+        answers_NK = self.answers[self.held]
+        known_NK = _weights(answers_NK, self.mode) > 0
+        return residual(scores_NK, _log_scores(answers_NK, self.mode), known_NK)
 
     @property
     def half_deviation(self) -> float:
         """Half a standard deviation of an agreement of 80 % on the held-back answers."""
         return 0.5 * math.sqrt(0.8 * 0.2 / len(self.held))
 
-    def search(self, loss_of: LossOf, scaling: Scaling, ridges: Iterable[float]) -> _Trial:
+    def search(self, scaling: Scaling, ridges: Iterable[float]) -> _Trial:
         """The least ridge whose head agrees with held-back answers as well as the best.
 
         As well: within half a deviation. The least: what is copied differs from what is asked, and
         there smaller ridges do better (measured).
         """
         scaled_ND = scaling(self.features_ND)
-        descent = Descent(scaled_ND[self.kept], loss_of(self.kept), torch.float32)
+        descent = Descent(scaled_ND[self.kept], self.entropy(self.kept), torch.float32)
         weight_DK = scaled_ND.new_zeros(scaled_ND.shape[1], self.target_NK.shape[1])
         bias_K = (self.target_NK.mean(dim=0) + 1.0 / len(scaled_ND)).log()
         trials = []
@@ -169,10 +180,10 @@ class _HeldBack:
         best = max(trial.agreement for trial in trials) - self.half_deviation
         return [trial for trial in trials if trial.agreement >= best][-1]
 
-    def refit(self, loss_of: LossOf, trial: _Trial, steps: int) -> _Trial:
+    def refit(self, trial: _Trial, steps: int) -> _Trial:
         """The same from all answers."""
         everything = torch.arange(len(self.features_ND))
-        descent = Descent(trial.scaling(self.features_ND), loss_of(everything), torch.float32)
+        descent = Descent(trial.scaling(self.features_ND), self.entropy(everything), torch.float32)
         weight_DK, bias_K = descent(trial.ridge, trial.weight_DK, trial.bias_K, steps)
         return _Trial(trial.agreement, trial.ridge, weight_DK, bias_K, trial.scaling)
 
@@ -187,21 +198,21 @@ def solve(
 ) -> Solved:
     """The head whose log-odds are those of the answers. UserError for labels.
 
-    Full precision: least squares, once for all classes. Rounded or the k largest: by descent, with
-    the loss and the features' scales that held-back answers prefer.
+    Five decimals and more: weighted least squares. Three and fewer: least entropy, with the
+    features' scales that held-back answers prefer. Four: the better of the two by these answers.
     """
     if mode.kind == "label":
         raise UserError("expected scores to solve for a head, got labels; fit one instead")
     task = _HeldBack.of(features_ND, answers, mode, num_classes, seed)
     resolved = float((~_bounds(task.answers, mode)).double().mean())
-    rounded = mode.decimals is not None or mode.kind == "top_k"
-    trial, final = _descended(task) if rounded else _linear(task)
+    trials = [recover(task) for recover in _recoveries(mode)]
+    trial, final = max(trials, key=lambda pair: pair[0].agreement)
     held_NK = trial.scores(task.features_ND[task.held])
     variances_D = _variances(task.features_ND)
     live_R = variances_D[variances_D > 1e-14 * variances_D.max()]
     return Solved(
         head=final.head,
-        residual=task.log_odds(task.held).residual(held_NK),
+        residual=task.residual(held_NK),
         held_back_agreement=trial.agreement,
         ridge=trial.ridge,
         resolved=resolved,
@@ -220,35 +231,33 @@ def fit(
     """
     task = _HeldBack.of(features_ND, answers, mode, num_classes, seed)
     ridges = RIDGES if mode.soft else LABEL_RIDGES
-    trial = task.search(task.entropy, Scaling.plain(task.features_ND), ridges)
-    final = task.refit(task.entropy, trial, STEPS)
+    trial = task.search(Scaling.plain(task.features_ND), ridges)
+    final = task.refit(trial, STEPS)
     return Fitted(final.head, trial.ridge, trial.agreement)
 
 
+def _recoveries(mode: LabelMode) -> list[Callable[[_HeldBack], tuple[_Trial, _Trial]]]:
+    """What can recover a head from answers so fine."""
+    if mode.decimals is None or mode.decimals >= 5:
+        return [_linear]
+    return [_descended] if mode.decimals <= 3 else [_linear, _descended]
+
+
 def _descended(task: _HeldBack) -> tuple[_Trial, _Trial]:
-    """The best head without the held-back answers, and the same with them.
+    """The head of least entropy without the held-back answers, and the same with them.
 
     First on the features as they are, then with more room for the features that it weighs, while
     held-back answers say that it helps.
     """
     plain = Scaling.plain(task.features_ND)
-    trials = [(task.search(loss_of, plain, RIDGES), loss_of) for loss_of in _losses(task)]
-    trial, loss_of = max(trials, key=lambda pair: pair[0].agreement)
+    trial = task.search(plain, RIDGES)
     for _ in range(RELEVANCE_ROUNDS):
         scaling = plain.relevance(trial.scaling.undone(trial.weight_DK))
-        relevant = task.search(loss_of, scaling, RIDGES[2:])
+        relevant = task.search(scaling, RIDGES[2:])
         if relevant.agreement <= trial.agreement + task.half_deviation:
             break
         trial = relevant
-    return trial, task.refit(loss_of, trial, LAST_STEPS)
-
-
-def _losses(task: _HeldBack) -> tuple[LossOf, ...]:
-    """Entropy where most answers are rounded to a few steps, log-odds where they are fine."""
-    decimals = task.mode.decimals or 6
-    if decimals >= 5 and task.mode.kind != "top_k":
-        return (task.log_odds,)
-    return (task.entropy,) if decimals <= 3 else (task.entropy, task.log_odds)
+    return trial, task.refit(trial, LAST_STEPS)
 
 
 def _linear(task: _HeldBack) -> tuple[_Trial, _Trial]:
@@ -256,9 +265,8 @@ def _linear(task: _HeldBack) -> tuple[_Trial, _Trial]:
     scaling = Scaling.plain(task.features_ND)
     scaled_ND = scaling(task.features_ND)
     odds_NK = _log_scores(task.answers, task.mode)
-    known_NK = ~_bounds(task.answers, task.mode)
-    loss = task.log_odds(task.held)
-    kept = _squares(scaled_ND[task.kept], odds_NK[task.kept], known_NK[task.kept])
+    sure_NK = _weights(task.answers, task.mode)
+    kept = _squares(scaled_ND[task.kept], odds_NK[task.kept], sure_NK[task.kept])
     weight_DK = scaled_ND.new_zeros(scaled_ND.shape[1], odds_NK.shape[1])
     bias_K = weight_DK.new_zeros(odds_NK.shape[1])
     trials = []
@@ -266,20 +274,34 @@ def _linear(task: _HeldBack) -> tuple[_Trial, _Trial]:
         weight_DK, bias_K = kept(ridge, weight_DK, bias_K, 2 * STEPS)
         scores_NK = scaled_ND[task.held] @ weight_DK + bias_K
         trial = _Trial(task.agreement(scores_NK), ridge, weight_DK, bias_K, scaling)
-        trials.append((loss.residual(scores_NK), trial))
+        trials.append((task.residual(scores_NK), trial))
     _, trial = min(trials, key=lambda pair: pair[0])
-    everything = _squares(scaled_ND, odds_NK, known_NK)
+    everything = _squares(scaled_ND, odds_NK, sure_NK)
     weight_DK, bias_K = everything(trial.ridge, trial.weight_DK, trial.bias_K, CONJUGATE_STEPS)
     return trial, _Trial(trial.agreement, trial.ridge, weight_DK, bias_K, scaling)
 
 
 def _squares(
-    features_ND: Tensor, odds_NK: Tensor, known_NK: Tensor
-) -> LeastSquares | MaskedSquares:
-    """Least squares at once where every log-odds is known."""
-    if bool(known_NK.all()):
+    features_ND: Tensor, odds_NK: Tensor, weight_NK: Tensor
+) -> LeastSquares | WeightedSquares:
+    """Least squares at once where all log-odds are known alike."""
+    if bool((weight_NK > 0.999).all()):
         return LeastSquares(features_ND, odds_NK)
-    return MaskedSquares(features_ND, odds_NK, known_NK)
+    return WeightedSquares(features_ND, odds_NK, weight_NK)
+
+
+def _weights(answers_NK: Tensor, mode: LabelMode) -> Tensor:
+    """Weights (N, K) of log-odds, 1 to 0, by what rounding leaves of them: 1 / (1 + (s / S)^2) for
+    a deviation s of log p, and 0 for bounds and where s is so large that log p is biased.
+    """
+    known_NK = (~_bounds(answers_NK, mode)).double()
+    if mode.decimals is None:
+        return known_NK
+    step = 10.0**-mode.decimals
+    p_NK = answers_NK.double().nan_to_num(nan=0.0).clamp_min(0.1 * step)
+    share_NK = step / (math.sqrt(12) * p_NK)
+    weight_NK = known_NK / (1 + (share_NK / SMALL_DEVIATION).square())
+    return weight_NK.masked_fill(share_NK > LARGE_DEVIATION, 0.0)
 
 
 def _bounds(answers_NK: Tensor, mode: LabelMode) -> Tensor:
@@ -295,7 +317,7 @@ def _log_scores(answers_NK: Tensor, mode: LabelMode) -> Tensor:
     """Scores (N, K) up to a constant per image, with a mean of zero."""
     scores_NK = answers_NK.double()
     if mode.kind != "logits":
-        scores_NK = scores_NK.clamp_min(SMALLEST).log()
+        scores_NK = scores_NK.nan_to_num(nan=1.0).clamp_min(SMALLEST).log()
     return scores_NK - scores_NK.mean(dim=1, keepdim=True)
 
 

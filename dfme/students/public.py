@@ -35,12 +35,6 @@ BATCH = 32
 ROUNDS = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 """Shares of the budget at which the student learns, where its recipe names none."""
 
-EXACT = 1e-2
-"""Residual of held-back answers up to which the teacher is this network with another last layer.
-
-Measured: 4e-7 of such a teacher, .5 of one whose last blocks were tuned (docs/public_weights.md).
-"""
-
 TAIL_STEPS = 300
 CHECKS = 10
 """Looks at the held-back answers while the last blocks are trained, at even steps."""
@@ -77,7 +71,11 @@ class Stage:
         if self.residual is not None:
             how = f"residual {self.residual:.1g} on answers held back"
             return f"its last layer was solved from {self.images:,} answers, {how}"
-        part = {"head": "its last layer was fitted", "tail": "its last blocks were trained"}
+        part = {
+            "solve": "its last layer was solved",
+            "head": "its last layer was fitted",
+            "tail": "its last blocks were trained",
+        }
         outcome = part[self.name] if self.taken else "training its last blocks did not help"
         right = "" if self.held_back is None else f" ({self.held_back:.1%} of answers held back)"
         return outcome + right
@@ -179,7 +177,8 @@ class PublicTrainer(StudentTrainer):
     @property
     def _is_exact(self) -> bool:
         """True if the teacher is the public network with another last layer."""
-        return any(stage.residual is not None and stage.residual < EXACT for stage in self.stages)
+        residuals = [stage.residual for stage in self.stages if stage.residual is not None]
+        return any(residual < heads.FROZEN for residual in residuals)
 
     @property
     def _trains_blocks(self) -> bool:
@@ -229,11 +228,12 @@ class PublicTrainer(StudentTrainer):
         images = len(features_ND)
         classes = self._frozen.head.out_features
         arguments = (features_ND, answers, self._mode, classes, self._seed)
-        solved = None
-        if self.config.train in ("auto", "solve", "tail") and is_solvable(self._mode):
+        if self.config.train != "head" and is_solvable(self._mode):
             solved = heads.solve(*arguments)
-            taken = self.config.train == "solve" or solved.residual < EXACT
-            self.stages.append(Stage("solve", images, taken, solved.agreement, solved.residual))
+            rounded = self._mode.decimals is not None
+            taken = self.config.train == "solve" or rounded or solved.residual < heads.FROZEN
+            residual = None if rounded else solved.residual
+            self.stages.append(Stage("solve", images, taken, solved.held_back_agreement, residual))
             if taken:
                 return solved.head
         fitted = heads.fit(*arguments)
@@ -356,11 +356,11 @@ def feature_key(net: PublicNet) -> str:
 
 def is_solvable(mode: LabelMode) -> bool:
     """True if answers of this form say every class's log-odds, as far as rounding lets them."""
-    return mode.kind in ("logits", "probabilities")
+    return mode.kind != "label"
 
 
 def require_solvable(train: str, mode: LabelMode) -> None:
     """UserError where equations for a last layer need answers that the teacher does not give."""
     if train == "solve" and not is_solvable(mode):
-        expected = "expected a teacher that answers probabilities or logits, got {}; give head"
+        expected = "expected a teacher that answers scores, got {}; give head"
         raise OptionError("student.train", say(expected, mode))

@@ -162,7 +162,7 @@ def test_last_blocks_are_trained_where_the_owners_are_others_and_taken_only_if_t
 
 
 def test_labels_cannot_be_solved_for() -> None:
-    with pytest.raises(UserError, match="probabilities or logits"):
+    with pytest.raises(UserError, match="answers scores"):
         trainer_of(40, "label", "solve")
 
 
