@@ -12,24 +12,24 @@ ALMOST_ALL = 0.99
 """The agreement from which on a copy counts as worked out (heuristic)."""
 
 SOLVE = "solve"
-EXACT = 0.01
-"""Residual of a solve up to which it is exact (``dfme.students.public``)."""
 
 
-def public_backbone(findings: Findings) -> PublicBackbone | None:
+def public_backbone(findings: Findings, frozen: float) -> PublicBackbone | None:
     """What the best solve of a last layer from the teacher's own answers says; None without one.
 
-    Where several attackers solved it, the one with the least residual counts.
+    ``frozen``: the residual up to which the backbone is the public one. Where several attackers
+    solved it, the one with the least residual counts.
     """
     solves = [*_solves(findings)]
     if not solves:
         return None
     residual, weights, name = min(solves)
-    is_head = residual < EXACT
+    is_head = residual < frozen
     text = (
         f"Linear equations do not give your model's last layer on what {weights} sees: they leave "
         f"{residual:.0%} of its answers unexplained. Either it is another backbone (see run.py "
-        "check --backbone), its blocks were trained as well, or so few answers do not suffice."
+        "check --backbone), its blocks were trained as well, or these answers are too few or too "
+        "coarse."
     )
     queries = None
     if is_head:

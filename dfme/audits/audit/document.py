@@ -52,6 +52,7 @@ from dfme.run.build import spared_images
 from dfme.run.job import PROJECT
 from dfme.run.job import document as job_document
 from dfme.statistics import auroc
+from dfme.students.heads import FROZEN
 from dfme.version import __version__
 
 
@@ -93,7 +94,7 @@ def audit_of(
         advice=advice(findings, detection),
         verdicts=findings.verdicts(acceptable),
         fidelity_test=fidelity_test(findings, cells),
-        public_backbone=public_backbone(findings),
+        public_backbone=public_backbone(findings, FROZEN),
         untried=findings.untried,
         price=findings.price,
         games=games,

@@ -71,8 +71,8 @@ def sheet(audit: AuditResult, checked: str | None) -> QuotaSheet | None:
             quota, checked=CheckedQuota(under.name, under.agreement, under.agreement < level)
         )
     keeps = images and (quota.checked is None or quota.checked.holds)
-    text = [*_text(quota), not_tried(audit.untried)] if audit.untried else _text(quota)
-    return replace(quota, lines=_lines(images, quota.per) if keeps else {}, text=text)
+    sentences = [*_text(quota), not_tried(audit.untried)] if audit.untried else _text(quota)
+    return replace(quota, lines=_lines(images, quota.per) if keeps else {}, text=sentences)
 
 
 def _deployed(audit: AuditResult) -> dict[str, None]:
