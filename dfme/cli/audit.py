@@ -6,27 +6,39 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from dfme import owner_side
+from dfme.audits.audit.ladder import HAVING_LIKE
 from dfme.audits.audit.options import (
-    LIKE,
     ON_REQUEST,
     OPTIONS,
     PROFILES,
     SERVICE,
     AuditConfig,
-    AuditPlan,
-    Second,
     held_back,
+    ladder_left_out,
     modes_of,
     own_problems,
     usual,
 )
 from dfme.audits.audit.parts import NotRun
+from dfme.audits.audit.plan import AuditPlan, Second
 from dfme.audits.audit.result import Halves
+from dfme.audits.audit.rows import (
+    PublicStudent,
+    RowLimits,
+    divided,
+    limits_of,
+    public_student,
+    quick_on_large,
+    scored_in_rounds,
+    with_half,
+    with_pool,
+)
 from dfme.audits.compare.plan import (
     AS_IT_IS,
     NO_DEFENCE,
@@ -34,7 +46,7 @@ from dfme.audits.compare.plan import (
     ComparisonPlan,
     own_options,
 )
-from dfme.audits.compare.rows import EQUAL, comparison_file, directory_of
+from dfme.audits.compare.rows import EQUAL, ComparisonFile, comparison_file, directory_of
 from dfme.audits.compare.rows import own_problems as compare_problems
 from dfme.cli import compare
 from dfme.cli.flags import Flag, asks_to_resume, read_file, resumed, split_flags, typed
@@ -43,25 +55,17 @@ from dfme.config.defences import DETECTORS, NEED_FEATURES
 from dfme.config.layers import Layer, value_of
 from dfme.config.settings import EvaluationConfig, Job
 from dfme.config.values import Option, flatten, options_of
-from dfme.data import HALVES, has_train_part, load_dataset, whole_name
+from dfme.data import has_train_part, load_dataset, whole_name
 from dfme.errors import Problem, UserError
 from dfme.run.job import PACKAGE
 from dfme.run.recipes import Content, with_variants
-from dfme.spec import SMALL_SIDE, LabelMode, Shape
+from dfme.spec import LabelMode, Shape
 
 SUMMARY = (
     "say what a copy of a model costs, which switch raises that price, whether one would notice"
 )
 OWN = {option.key: option for option in options_of(AuditConfig)}
 Planned = Callable[[CompareConfig], ComparisonPlan]
-MAX_SMALL_STEPS = (
-    2_000  # of a student in ``quick``, at most, on images of 16 pixels a side or less (measured)
-)
-MIN_LIKE_STEPS = 1_000
-STEPS_OF_IMAGE = 6
-"""Steps that an attacker with few images of the owner's kind takes in ``quick``, at least
-(measured).
-"""
 FOREIGN = {
     "methods": "--attackers",
     "budgets": "--budget",
@@ -104,6 +108,7 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
     config: AuditConfig = asked.config
     of_cells = [flag for flag in flags if flag.key not in (*OWN, "config")]
     layers = [file.shared, file.flags, typed(of_cells)]
+    public = public_student(file.flags, typed(of_cells))
     kind = str(value_of(layers, "teacher.kind") or "torch")
     away = _away(kind, config)
     if not asked.settings.gives("budget"):
@@ -115,58 +120,79 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
     )
     asked.finish([*own_problems(config, away), *_innocent(config, kind), *foreign])
     out = directory_of(config.out, config.resume, "audit", OPTIONS, "an audit")
-    config = replace(
-        config, label_modes=tuple(modes_of(config, value_of(layers, "teacher.label_mode")))
-    )
-    settled, not_run = usual(config, away)
+    modes = modes_of(config, value_of(layers, "teacher.label_mode"))
+    config = replace(config, label_modes=tuple(modes))
+    settled, not_run = usual(config, away, public.weights is not None)
     asked.finish(_compared_problems(settled, file.shared))
     dataset = whole_name(str(value_of(layers, "evaluation.dataset") or "none"))
     watch, blind = ({}, []) if away else _watch(kind, dataset)
     blind = [] if value_of(layers, "teacher.watch") else blind
-    of_cells = [flag for flag in of_cells if flag.key != "teacher.label_mode"]
-    command = "python", "run.py", "audit", *words
     teacher = {"label_mode": config.label_modes[0], **watch}
-    try:  # before any image is read; not in out, whose cells may be on record with a half
-        base = compare.base_of(settled.attackers, file, of_cells, command, teacher, OWN)
-        base = base.changed(partial(_with_pool, pool=config.pool))
+    base = _base(settled, file, of_cells, public, ("python", "run.py", "audit", *words), teacher)
+    with _rows_as_attackers():  # before any image is read; not in out, which may have other cells
         base.plan(comparison(settled, settled.attackers, settled.label_modes), out / "whole")
-    except UserError as error:  # a comparison calls its rows methods
-        raise UserError(str(error).replace("methods: ", "--attackers: ", 1)) from None
-    settled = _with_steps(settled, config, base.job)
+    shape = _shape(base.job)
     settled, halves, lacking = _halved(
         settled, config, replace(base.job.config.evaluation, dataset=dataset)
     )
     if halves:
-        base = base.changed(partial(_with_half, dataset=dataset))
+        base = base.changed(partial(with_half, dataset=dataset))
+    limits = limits_of(config, halves, shape)
+    settled, too_long = quick_on_large(settled, limits.side)
     planned = partial(base.plan, out=out)
-    first = _attacks(settled, halves, planned, config.student_steps)
-    second = partial(_second, settled, first, planned, _shape(first.cells[0].job))
+    first = _attacks(settled, limits, planned)
+    second = partial(_second, settled, limits, first, planned, shape)
+    of_rows = [limits.of(settled, row) for row in settled.attackers]
+    settled = max(of_rows, key=lambda options: options.budget)
     tried, unfit = _tried(settled, away, second)
     settled = replace(settled, defences=tried)
+    not_run += ladder_left_out(settled, limits.side)
     return AuditPlan(
         config=settled,
         first=first,
         second=second if tried else None,
         options={**own_options(config), **base.record},
         local=not away,
-        not_run=(*not_run, *lacking, *blind, *unfit),
+        not_run=(*not_run, *lacking, *blind, *unfit, *too_long),
         planned=planned,
         halves=halves,
+        side=limits.side,
     )
 
 
-def _with_pool(row: str, job: Job, pool: str | None) -> Job:
-    """The job of a row; of somebody who has images like the owner's, with those of a pool."""
-    if row != LIKE or pool is None or not hasattr(job.method_config, "pool"):
-        return job
-    return replace(job, method_config=replace(job.method_config, pool=pool))
+def _base(
+    config: AuditConfig,
+    file: ComparisonFile,
+    flags: Sequence[Flag],
+    public: PublicStudent,
+    command: tuple[str, ...],
+    teacher: Content,
+) -> compare.ComparisonBase:
+    """The rows of the attackers, each with the weights and the pictures that it has."""
+    flags = [flag for flag in flags if flag.key != "teacher.label_mode"]
+    having, free = divided(config.attackers)
+    without = file._replace(flags=file.flags.without(*public.said))
+    fewer = [flag for flag in flags if flag.key not in public.said]
+    rows = dict[str, compare.Row]()
+    with _rows_as_attackers():
+        base = compare.base_of(having or free, file, flags, command, teacher, OWN)
+        for names, source, given in ((free, without, fewer), (having, file, flags)):
+            if names:
+                rows |= compare.base_of(names, source, given, command, teacher, OWN).rows
+    rows = {row: rows[row] for row in config.attackers}
+    if problems := [*public.problems(config, {name: row.job for name, row in rows.items()})]:
+        raise UserError(*problems)
+    base = replace(base, rows=rows).changed(scored_in_rounds)
+    return base.changed(partial(with_pool, pool=config.pool, public_pool=config.public_pool))
 
 
-def _with_half(row: str, job: Job, dataset: str) -> Job:
-    """The job scored on one half of the evaluation images; the other half is somebody's pool."""
-    evaluation = replace(job.config.evaluation, dataset=dataset + HALVES[0])
-    job = replace(job, config=replace(job.config, evaluation=evaluation))
-    return _with_pool(row, job, dataset + HALVES[1])
+@contextmanager
+def _rows_as_attackers() -> Iterator[None]:
+    """A comparison calls its rows methods."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(str(error).replace("methods: ", "--attackers: ", 1)) from None
 
 
 def _halved(
@@ -178,40 +204,27 @@ def _halved(
     if config.pool is not None:
         return settled, None, []
     lacking = "--like-images none" if config.like_images == "none" else "--attackers names others"
-    halves, why = held_back(on) if LIKE in settled.attackers else (None, lacking)
-    free = tuple(row for row in settled.attackers if row != LIKE)
+    having = [row for row in settled.attackers if row in HAVING_LIKE]
+    halves, why = held_back(on) if having else (None, lacking)
     if halves:
-        return settled if free else _at_most(settled, halves, config.student_steps), halves, []
-    if LIKE in config.attackers:
-        raise UserError(f"--attackers: expected --pool as well, the images that {LIKE} asks: {why}")
+        return settled, halves, []
+    if having and config.attackers:
+        raise UserError(
+            f"--attackers: expected --pool as well, the images that {having[0]} asks: {why}"
+        )
+    free = tuple(row for row in settled.attackers if row not in HAVING_LIKE)
     not_run = [NotRun("somebody with images like yours", why)]
     return replace(settled, attackers=free), None, not_run
 
 
-def _at_most(config: AuditConfig, halves: Halves, given_steps: int) -> AuditConfig:
-    """The options of an attacker who has no more images than were held back.
-
-    In ``quick`` steps that nobody gave are fewer where these images are few (docs/audit.md).
-    """
-    budget = min(config.budget, halves.held_back)
-    enough = max(MIN_LIKE_STEPS, STEPS_OF_IMAGE * budget)
-    fewer = config.profile == "quick" and not given_steps
-    steps = min(config.student_steps, enough) if fewer else config.student_steps
-    return replace(config, budget=budget, student_steps=steps)
-
-
-def _attacks(
-    config: AuditConfig, halves: Halves | None, planned: Planned, given_steps: int
-) -> ComparisonPlan:
-    """Attackers and label modes; an attacker with a half of the images asks no more than these."""
-    if not halves:
-        return planned(comparison(config, config.attackers, config.label_modes))
-    like = planned(comparison(_at_most(config, halves, given_steps), [LIKE], config.label_modes))
-    free = [row for row in config.attackers if row != LIKE]
-    if not free:
-        return like
-    others = planned(comparison(config, free, config.label_modes))
-    return replace(others, cells=(*others.cells, *like.cells))
+def _attacks(config: AuditConfig, limits: RowLimits, planned: Planned) -> ComparisonPlan:
+    """Attackers and label modes, each attacker with no more images than it has."""
+    plans = [
+        planned(comparison(of_rows, rows, config.label_modes))
+        for of_rows, rows in limits.groups(config, config.attackers)
+    ]
+    cells = tuple(cell for plan in plans for cell in plan.cells)
+    return replace(plans[0], cells=cells)
 
 
 def _shape(job: Job) -> Shape | None:
@@ -222,19 +235,9 @@ def _shape(job: Job) -> Shape | None:
     return load_dataset(on.dataset, "test", root=on.root, download=on.download, lazy=True).shape
 
 
-def _with_steps(settled: AuditConfig, config: AuditConfig, job: Job) -> AuditConfig:
-    """The options with fewer steps in ``quick`` on small images, unless somebody gave their number.
-
-    A step takes 256 of these, and 64 of larger ones.
-    """
-    shape = _shape(job) if config.profile == "quick" and not config.student_steps else None
-    if shape is None or max(shape[1:]) > SMALL_SIDE:
-        return settled
-    return replace(settled, student_steps=min(settled.student_steps, MAX_SMALL_STEPS))
-
-
 def _second(
     config: AuditConfig,
+    limits: RowLimits,
     first: ComparisonPlan,
     planned: Planned,
     shape: Shape | None,
@@ -243,7 +246,11 @@ def _second(
 ) -> ComparisonPlan:
     """The comparison of a row's attackers against these defences, after the ``first``."""
     asked = comparison(
-        config, [row], config.label_modes[:1], [NO_DEFENCE, *defences], _answers(first, row, shape)
+        limits.of(config, row),
+        [row],
+        config.label_modes[:1],
+        [NO_DEFENCE, *defences],
+        _answers(first, row, shape),
     )
     return _sharing(replace(planned(asked), stem="defences"), first)
 

@@ -1,6 +1,9 @@
 """What the arrays of an .npz file are called, ours and those of other libraries. No torch."""
 
+import zipfile
 from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
 
 ARRAYS: dict[str, tuple[tuple[str, str], ...]] = {
     "train": (
@@ -39,3 +42,25 @@ def names_of(names: Collection[str], split: str) -> tuple[str, str]:
 def image_arrays(names: Collection[str]) -> list[str]:
     """The names that are those of images, sorted."""
     return sorted(name for name in names if name in IMAGES or name.endswith("images"))
+
+
+POOL = (*(images for images, _ in ARRAYS["train"]), "images", "X", "x")
+"""The names of images to ask a teacher about, the first that is there."""
+
+
+def pool_size(path: Path) -> int | None:
+    """Number of images that a pool has in an .npz file, by the head of their array; None where the
+    file says nothing of it. Nothing of the array is read.
+    """
+    from numpy.lib import format as npy
+
+    with suppress(OSError, ValueError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
+        names = {name.removesuffix(".npy"): name for name in archive.namelist()}
+        named = next((names[name] for name in POOL if name in names), None)
+        if named is not None:
+            with archive.open(named) as file:
+                old = npy.read_magic(file) == (1, 0)
+                read = npy.read_array_header_1_0 if old else npy.read_array_header_2_0
+                shape, _, _ = read(file)
+            return int(shape[0]) if shape else None
+    return None

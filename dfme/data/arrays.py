@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dfme.config.messages import safe_name
-from dfme.data.array_names import ARRAYS, image_arrays, names_of
+from dfme.data.array_names import POOL, image_arrays, names_of
 from dfme.data.class_names import listed
 from dfme.data.images import HANDED_OVER, DatasetRequest, ImageSet
 from dfme.data.whites import scale_notes
@@ -69,8 +69,7 @@ def pool_of(path: Path, shape: Shape) -> ImageSet:
     part.
     """
     arrays = _arrays(path)
-    wanted = [images for images, _ in ARRAYS["train"]] + ["images", "X", "x"]
-    name = next((name for name in wanted if name in arrays), None)
+    name = next((name for name in POOL if name in arrays), None)
     if name is None:
         names = ", ".join(map(safe_name, arrays)) or "none"
         raise UserError(f"data set {path}: expected an array train_images or images, got {names}")

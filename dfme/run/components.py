@@ -39,7 +39,7 @@ from dfme.students.public import PublicTrainer, feature_key
 from dfme.students.replay import Replay
 from dfme.students.trainer import StudentTrainer
 
-FEATURES = "features.sqlite"
+FEATURES = "features.db"  # not .sqlite, which in a shared folder are answers
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from dfme.audits.audit.options import KNOWING
+from dfme.audits.audit.plan import FEW_ACCOUNTS, AuditPlan
+from dfme.audits.audit.rows import MAX_LARGE_STEPS, images_in
 from dfme.cli.audit import OWN, options, plan_of
 from dfme.config.yaml_files import dump_yaml, sealed
 from dfme.errors import UserError
@@ -229,3 +231,108 @@ def test_its_help_lists_its_own_options_and_those_of_all_attacks() -> None:
     assert listed[: len(OWN)] == list(OWN)
     assert {"teacher.checkpoint", "evaluation.dataset", "student.arch"} <= set(listed)
     assert not {"seed", "teacher.defences", "method.name"} & set(listed)
+
+
+def ladder_of(*words: str) -> AuditPlan:
+    """With weights that are there; what they hold is read later."""
+    Path("net.safetensors").touch()
+    return plan_of(["--student.weights", "net.safetensors", "--student.arch", "resnet18", *words])
+
+
+def test_public_weights_are_those_of_the_ladders_rows_alone(here: Path) -> None:
+    Path("pictures").mkdir()
+    for name in range(70):
+        Path(f"pictures/{name}.png").touch()
+    plan = ladder_of("--public-pool", "pictures", "--student.train", "head", "--out", "a")
+    assert plan.config.attackers == ("frugal", "public", "public_pool", "public_like")
+    jobs = {cell.row: cell.job for cell in plan.first.cells}
+    students = {row: job.config.student for row, job in jobs.items()}
+    assert {row: (student.weights, student.arch) for row, student in students.items()} == {
+        "frugal": (None, "auto"),
+        **dict.fromkeys(plan.config.attackers[1:], ("net.safetensors", "resnet18")),
+    }
+    assert (students["public"].train, students["frugal"].train) == ("head", "auto")
+    pools = {row: getattr(job.method_config, "pool", None) for row, job in jobs.items()}
+    assert (pools["public_pool"], pools["public_like"]) == ("pictures", "digits@like")
+    budgets = {cell.row: cell.budget for cell in plan.first.cells}
+    assert budgets == {"frugal": 3_000, "public": 3_000, "public_pool": 70, "public_like": 179}
+    assert (plan.weights, plan.config.budget) == ("net.safetensors", 3_000)
+    assert {cell.job.config.student.steps for cell in plan.first.cells if cell.row == "frugal"} == {
+        2_000
+    }
+    Path("a").mkdir()
+    Path("a/audit.yaml").write_text(sealed(dump_yaml(plan.options)))
+    again = plan_of(["--resume", "--out", "a"])
+    assert [cell.job for cell in again.first.cells] == [cell.job for cell in plan.first.cells]
+
+
+def test_larger_profiles_have_whoever_starts_from_noise_as_well(here: Path) -> None:
+    assert ladder_of("--profile", "standard").config.attackers == (
+        "frugal",
+        *KNOWING,
+        "disguide",
+        "dfme",
+        "public",
+        "knockoff",
+        "public_like",
+    )
+    alone = ladder_of("--like-images", "none")
+    assert alone.config.attackers == ("frugal", "public")
+    assert "somebody with images like yours" in [part.what for part in alone.not_run]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--attackers public_like", "--attackers: public_like: expected --student.weights as well"),
+        ("--public-pool x", "--public-pool: expected the attacker public_pool, with weights"),
+        ("--attackers public_pool", "--attackers: expected --public-pool as well"),
+        ("--attackers frugal --student.weights wheel", "expected an attacker that has them"),
+        ("--rate 60/fortnight", "--rate: expected images/TERM such as 60/min"),
+        ("--student.weights wheel --student.train heads", "--student.train: expected one of auto"),
+        ("--student.weights no.pt", "--student.weights: no.pt: no such file"),
+        ("--student.weights wheel --student.arch resnet18", "--student.weights: wheel: holds timm"),
+    ],
+)
+def test_what_the_ladder_lacks_is_said_before_anything_is_asked(words: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        plan_of(words.split())
+    assert message in str(caught.value)
+
+
+def test_quick_stays_quick_on_large_images_and_says_what_it_leaves_out(here: Path) -> None:
+    images = np.zeros((90, 3, 65, 65), np.uint8)
+    images[:, 0, 0, 0] = np.arange(90)
+    np.savez("large.npz", images=images, labels=np.arange(90) % 10)
+    words = ["--evaluation.dataset", "large.npz", "--teacher.shape", "3,65,65"]
+    plan = plan_of(words)
+    steps = {cell.row: cell.job.config.student.steps for cell in plan.first.cells}
+    assert steps == {"frugal": MAX_LARGE_STEPS, "knockoff": MAX_LARGE_STEPS}
+    assert (plan.second, plan.config.transfer, plan.accounts) == (None, "false", FEW_ACCOUNTS)
+    left_out = {part.what: part.why for part in plan.not_run}
+    assert "name some by --defences" in left_out["defences"]
+    assert left_out["somebody with weights that anybody can download"] == (
+        "there are no --student.weights"
+    )
+    assert left_out["somebody with public pictures"] == "there is no --public-pool"
+    more = plan_of([*words, "--transfer", "true", "--defences", "mad", "--student-steps", "700"])
+    assert (more.config.transfer, more.config.defences) == ("true", ("mad",))
+    assert {cell.job.config.student.steps for cell in more.first.cells} == {700}
+    standard = plan_of([*words, "--profile", "standard"])
+    assert (standard.config.transfer, standard.accounts) == ("auto", 20)
+
+
+def test_a_pool_that_has_fewer_images_than_the_budget_ends_its_attacker_there(here: Path) -> None:
+    images = np.zeros((70, 8, 8))
+    np.savez("pool.npz", train_images=images, train_labels=np.zeros(70), images=images[:5])
+    np.savez("other.npz", names=np.zeros(3))
+    Path("empty.npz").touch()
+    assert [images_in(f"{name}.npz") for name in ("pool", "other", "empty", "no")] == [
+        70,
+        None,
+        None,
+        None,
+    ]
+    assert [images_in(name) for name in ("digits", "procedural", None)] == [None] * 3
+    cells = plan_of(["--pool", "pool.npz", "--defences", "none"]).first.cells
+    assert {cell.row: cell.budget for cell in cells} == {"frugal": 3_000, "knockoff": 70}

@@ -5,25 +5,32 @@ from typing import NamedTuple
 
 from dfme.audits.audit.findings import Findings
 from dfme.audits.audit.headline import SCALE
+from dfme.audits.audit.ladder import IMAGES
 from dfme.audits.audit.parts import SwitchKind, WatchedAttack, WatchedAttacks
 from dfme.audits.audit.result import Advice
 from dfme.audits.compare.attacked import gains
 from dfme.audits.compare.plan import NO_DEFENCE
 from dfme.measured import HonestStream
 from dfme.report.run_files import is_above
+from dfme.spec import LabelMode
 from dfme.statistics import Spread, wilson_interval
 
 ADVICE = 3  # lines what to do
+DECIMALS = {1: "one decimal", 2: "two decimals", 3: "three decimals", 4: "four decimals"}
 NOTHING = "No change that we tried helps: none lowers the best copy's agreement beyond chance."
 UNTRIED = "We tried no change of your model's answers: see what was not run, and why."
 
 
 class _Help(NamedTuple):
-    """What to do, the agreement that it takes away, and the row of audit.json that says so."""
+    """What to do, the agreement that it takes away, and the row of audit.json that says so.
+
+    ``rounds``: whether it is to answer with fewer decimals.
+    """
 
     gain: float
     text: str
     place: str
+    rounds: bool = False
 
 
 def advice(findings: Findings, detection: WatchedAttacks | None) -> list[Advice]:
@@ -32,9 +39,12 @@ def advice(findings: Findings, detection: WatchedAttacks | None) -> list[Advice]
         [*_switches(findings), *_watch(findings, detection)], key=lambda option: -option.gain
     )
     if helps:
+        shown = helps[:ADVICE]
+        # what honest users hardly notice is never left out for what they do
+        shown[-1:] = [option for option in helps[ADVICE:] if option.rounds][:1] or shown[-1:]
         return [
             Advice(option.text, f"{100 * option.gain:.1f} points of agreement less", option.place)
-            for option in helps[:ADVICE]
+            for option in shown
         ]
     tried = detection or len(findings.switches()) > 1
     return [Advice(NOTHING if tried else UNTRIED, "none", "price.0")]
@@ -67,14 +77,20 @@ def _switches(findings: Findings) -> Iterator[_Help]:
             f"{_what_to_do(switch.name, switch.kind)}: the best copy then agrees on "
             f"{after.mean:.1%} ({before.mean:.1%} before{least}).{balanced}"
         )
-        text += _paid(findings, switch.name) + _with_images(findings, switch.name)
-        yield _Help(before.mean - max(after.mean, findings.constant or 0.0), text, switch.place)
+        text += _paid(findings, switch.name) + _with_pictures(findings, switch.name)
+        gain = before.mean - max(after.mean, findings.constant or 0.0)
+        is_mode = switch.kind == "label mode"
+        rounds = is_mode and LabelMode.parse(switch.name).decimals is not None
+        yield _Help(gain, text, switch.place, rounds)
 
 
 def _what_to_do(name: str, kind: SwitchKind) -> str:
     if name.startswith("quota"):
         return f"Answer no client more than {int(name.partition('=')[2]):,} images ({name})"
     if kind == "label mode":
+        decimals = LabelMode.parse(name).decimals
+        if decimals is not None:
+            return f"Answer with {DECIMALS.get(decimals, f'{decimals} decimals')} ({name})"
         return "Answer labels alone" if name == "label" else f"Answer {name}"
     return f"Switch on {name}"
 
@@ -94,18 +110,24 @@ def _paid(findings: Findings, name: str) -> str:
     return f"{text}; their accuracy {way} by {100 * abs(lost):.1f} points."
 
 
-def _with_images(findings: Findings, name: str) -> str:
-    """A sentence on a switch's effect on an attacker with images like the owner's, where known."""
-    best = []
-    for mode in (findings.mode, name):
-        means = [line.mean or 0.0 for line in findings.with_images if line.mode == mode]
-        best.append(max(means, default=0.0))
-    if not all(best):
-        return ""
-    before, after = best
-    return (
-        f" The copy of somebody with images like yours agrees on {after:.1%} ({before:.1%} before)."
-    )
+def _with_pictures(findings: Findings, name: str) -> str:
+    """Sentences on a switch's effect on attackers with public pictures, or with images like the
+    owner's, where known.
+    """
+    text = ""
+    for pictures in ("public", "like"):
+        best = []
+        for mode in (findings.mode, name):
+            lines = [line for line in findings.price if line.pictures == pictures]
+            means = [line.mean or 0.0 for line in lines if line.mode == mode]
+            best.append(max(means, default=0.0))
+        before, after = best
+        if before and after and lines != findings.without_images:
+            text += (
+                f" The copy of somebody with {IMAGES[pictures]} agrees on {after:.1%} "
+                f"({before:.1%} before)."
+            )
+    return text
 
 
 def _helps(findings: Findings, before: Spread, after: Spread) -> bool:

@@ -14,8 +14,10 @@ import torch
 
 from dfme.audits.audit import headline
 from dfme.audits.audit.advice import advice
+from dfme.audits.audit.backbone import public_backbone
 from dfme.audits.audit.findings import Findings, not_run
-from dfme.audits.audit.options import OPTIONS, SHARED, AuditPlan, limits
+from dfme.audits.audit.options import OPTIONS, SHARED, limits
+from dfme.audits.audit.owasp import fidelity_test
 from dfme.audits.audit.parts import (
     CellResult,
     CopyExamination,
@@ -26,6 +28,7 @@ from dfme.audits.audit.parts import (
     WatchedAttack,
     WatchedAttacks,
 )
+from dfme.audits.audit.plan import AuditPlan
 from dfme.audits.audit.result import (
     AuditResult,
     EvaluatedOn,
@@ -37,6 +40,7 @@ from dfme.audits.audit.result import (
     document,
     parse,
 )
+from dfme.audits.audit.rows import QUICK
 from dfme.audits.audit.sheets import controls, sheet
 from dfme.files import write_text
 from dfme.measured import Bill
@@ -48,6 +52,7 @@ from dfme.run.build import spared_images
 from dfme.run.job import PROJECT
 from dfme.run.job import document as job_document
 from dfme.statistics import auroc
+from dfme.students.heads import FROZEN
 from dfme.version import __version__
 
 
@@ -88,6 +93,9 @@ def audit_of(
         headline=first,
         advice=advice(findings, detection),
         verdicts=findings.verdicts(acceptable),
+        fidelity_test=fidelity_test(findings, cells),
+        public_backbone=public_backbone(findings, FROZEN),
+        untried=findings.untried,
         price=findings.price,
         games=games,
         defences=findings.defences,
@@ -102,7 +110,7 @@ def audit_of(
         recognition=measured.recognition,
         ledger=findings.ledger(ledgers, spared_images(plan.out / SHARED)),
         taxonomy=headline.TAXONOMY,
-        not_run=[*measured.not_run, *examination.not_run, *not_run(findings.runs)],
+        not_run=[*measured.not_run, *_unexamined(plan, examination), *not_run(findings.runs)],
         limits=headline.what_it_does_not_tell(findings, len(seeds), plan.local),
         pictures=pictures(plan, first.attacker),
         quota=None,
@@ -110,6 +118,14 @@ def audit_of(
     )
     audit = replace(audit, quota=sheet(audit, measured.under_quota))
     return replace(audit, controls=controls(audit))
+
+
+def _unexamined(plan: AuditPlan, examination: CopyExamination) -> list[NotRun]:
+    """What was not examined of the copies, and why; of large images ``quick`` decides that."""
+    if plan.options.get("transfer") != "auto" or plan.config.transfer != "false":
+        return [*examination.not_run]
+    why = f"{QUICK}; add --transfer true"
+    return [replace(part, why=why) for part in examination.not_run]
 
 
 def _options(plan: AuditPlan, acceptable: Mapping[str, float]) -> Options:
@@ -126,6 +142,9 @@ def _options(plan: AuditPlan, acceptable: Mapping[str, float]) -> Options:
         keep_below=config.keep_below,
         per=config.per,
         price_per_1000=plan.job.teacher.price_per_1000,
+        rate=config.rate,
+        weights=plan.weights,
+        public_pool=config.public_pool,
         acceptable=acceptable,
     )
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 from xml.etree import ElementTree
 
+from dfme.audits.audit.ladder import not_tried
 from dfme.audits.audit.options import APPENDIX, LIMITS, OPTIONS, PAGE
 from dfme.audits.audit.page import write_page
 from dfme.audits.audit.parts import CellResult
@@ -24,9 +25,8 @@ BOM = "audit.cdx.json"
 SCHEMA = (
     "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 )
-TAGS = {
-    "properties": {"tags": ["security", "MITRE ATLAS AML.T0024.002", "OWASP ML05", "AISVS 11.2.2"]}
-}
+NAMES = ("MITRE ATLAS AML.T0024.002", "OWASP ML05", "OWASP AITG-APP-09", "AISVS 11.2.2")
+TAGS = {"properties": {"tags": ["security", *NAMES]}}
 ASKED = {
     "copy-90": "What does a copy cost that agrees with the model on 90 %?",
     "labels-only": "Does it raise that price to answer labels alone?",
@@ -113,12 +113,20 @@ def _answers(audit: AuditResult) -> dict[str, _RuleAnswer]:
     detail = [
         f"Of {mode} the best copy agrees on {share:.1%}{beside}." for mode, share in best.items()
     ]
-    price = ("attacker", "mode", "queries", "median", "cost", "best_agreement")
+    price = ("attacker", "has", "mode", "queries", "median", "cost", "hours", "best_agreement")
     figures = {key: headline[key] for key in price} | {"limits": content["verdicts"]}
-    sentences = audit.headline.sentences
+    sentences = list(audit.headline.sentences)
+    labels = sentences[-1:]
+    missed = not_tried(audit.untried)
+    if None in (audit.headline.labels.queries if audit.headline.labels else ()):
+        labels += [] if missed in labels[0] else [missed]
+    for part in ("fidelity_test", "public_backbone"):
+        if content[part] is not None:
+            figures[part] = content[part]
+    sentences += audit.findings
     answers = {
         "copy-90": _RuleAnswer(sentences, figures),
-        "labels-only": _RuleAnswer(sentences[-1:], headline["labels"] or {}),
+        "labels-only": _RuleAnswer(labels, headline["labels"] or {}),
         "no-alarm": _RuleAnswer([watched], {"first_alarms": alarms}),
         "output-detail": _RuleAnswer(detail, {"agreement": best, "switches": content["pareto"]}),
     }
@@ -144,7 +152,9 @@ def _question(audit: AuditResult, place: str) -> str:
 
 
 class _Case(NamedTuple):
-    """A test case. ``kind``: failure, error or skipped; nothing where it passes."""
+    """A test case. ``kind``: failure, error or skipped; nothing where it passes, and ``why`` is a
+    remark then.
+    """
 
     group: str
     name: str
@@ -177,6 +187,8 @@ def junit(audit: AuditResult) -> str:
         element = ElementTree.SubElement(suite, "testcase", named)
         if case.kind:
             ElementTree.SubElement(element, case.kind, message=printable(case.why))
+        elif case.why:
+            ElementTree.SubElement(element, "system-out").text = printable(case.why)
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
 
@@ -190,6 +202,7 @@ def _limits(audit: AuditResult) -> Iterator[_Case]:
         for seed in audit.options.seeds:
             cells = [cell for cell in audit.cells if cell.name in names and cell.seed == seed]
             kind, why = _judged(verdict, cells, beside)
+            why = why if kind else not_tried(audit.untried)
             yield _Case(
                 verdict.limit, f"{verdict.limit}={verdict.wanted:g}, seed {seed}", kind, why
             )
@@ -239,6 +252,9 @@ def bom(audit: AuditResult, page: str) -> Json:
         metrics.append(
             _metric(attack, "queries until 90 % agreement, each seed", ", ".join(seeds_text(line)))
         )
+        if line.hours_to_90 is not None:
+            hours = f"hours until 90 % agreement, with {audit.options.rate} images for a key"
+            metrics.append(_metric(attack, hours, f"{line.hours_to_90:g}"))
     if (constant := audit.games.constant) is not None:
         after = "agreement after 0 queries"
         metrics.append(_metric("one constant answer", after, f"{constant:.4f}"))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from dfme.audits.audit.ladder import ImageRate, not_tried, untried
 from dfme.audits.audit.parts import (
     AttackedDefence,
     CellResult,
@@ -16,10 +17,11 @@ from dfme.audits.audit.parts import (
     NotRun,
     OverSeeds,
     ParetoPoint,
-    PriceLine,
     SwitchKind,
     Twin,
 )
+from dfme.audits.audit.price_lines import has_images, price_line
+from dfme.audits.audit.price_parts import PriceLine
 from dfme.audits.audit.prices import median_to_copy, over_seeds, usable, verdict
 from dfme.audits.audit.result import Games, LedgerSums, LimitVerdict
 from dfme.audits.compare.attacked import defended
@@ -27,9 +29,8 @@ from dfme.audits.compare.figures import ComparisonResult, Outcome
 from dfme.audits.compare.plan import NO_DEFENCE, Cell
 from dfme.measured import Bill, StreamBill
 from dfme.oracle.ledger_log import Totals
-from dfme.queries.programs import PROCEDURAL
 from dfme.report.classified import reached
-from dfme.report.run_files import LEVELS, Beside
+from dfme.report.run_files import Beside
 from dfme.statistics import Spread, wilson_interval
 
 
@@ -50,9 +51,9 @@ class Findings:
     """Results of an audit so far, of whose attackers the worst counts. ``second``: once defences
     were tried.
 
-    ``mode``: the form of the teacher's own answers. ``runs``: every run of both comparisons, as it
-    ended. By its name: ``summaries``, what each finished one says, and ``ledgers``, what each
-    asked.
+    ``mode``: the form of the teacher's own answers. ``rate``: images that its owner lets a key ask.
+    ``runs``: every run of both comparisons, as it ended. By its name: ``summaries``, what each
+    finished one says, and ``ledgers``, what each asked.
     """
 
     mode: str
@@ -64,6 +65,7 @@ class Findings:
     summaries: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     utility: Sequence[Bill] = ()
     ledgers: Mapping[str, Totals] = field(default_factory=dict)
+    rate: ImageRate | None = None
 
     @property
     def example(self) -> Mapping[str, Any]:
@@ -94,11 +96,29 @@ class Findings:
         return [line for line in self.price if not line.has_images] or self.price
 
     @property
-    def with_images(self) -> list[PriceLine]:
+    def without_like(self) -> list[PriceLine]:
+        """Price lines of attackers without images like the owner's, who may have public pictures;
+        else every line.
+        """
+        return [line for line in self.price if line.pictures != "like"] or self.price
+
+    @property
+    def with_like(self) -> list[PriceLine]:
         """Price lines of the attackers who have images like the owner's, beside those who have
         none.
         """
-        return [line for line in self.price if line not in self.without_images]
+        return [line for line in self.price if line not in self.without_like]
+
+    @property
+    def untried(self) -> list[str]:
+        """What attackers had of whom none has finished."""
+        shape = (self.example.get("teacher") or {}).get("shape")
+        return untried(self.price, max(shape[1:]) if shape else None)
+
+    @property
+    def not_tried(self) -> str:
+        """A sentence on these."""
+        return not_tried(self.untried)
 
     @property
     def beside(self) -> Beside:
@@ -125,6 +145,10 @@ class Findings:
         price = self.price_per_1000
         return None if price is None or queries is None else queries * price / 1000
 
+    def hours(self, queries: float | None) -> float | None:
+        """Hours that so many images take a key, by the owner's rate limit."""
+        return None if self.rate is None else self.rate.hours(queries)
+
     def interval(self, share: float | None) -> Interval | None:
         """Over the images of the evaluation."""
         if share is None or not self.images:
@@ -140,36 +164,14 @@ class Findings:
         return [self._line(outcomes) for outcomes in groups.values()]
 
     def _line(self, outcomes: Sequence[Outcome]) -> PriceLine:
-        figures = [outcome.figures for outcome in outcomes]
-        agreement = [run.agreement if run else None for run in figures]
-        balanced = [run.agreement_balanced if run else None for run in figures]
-        mean, sd = over_seeds(agreement)
-        cell = outcomes[0].cell
-        domain = cell.job.queries.domain
-        ended = next((run for run in outcomes if run.state != "finished"), outcomes[0])
-        queries_to = {
-            f"{level:g}": [run.queries_to[level] if run else None for run in figures]
-            for level in LEVELS
-        }
-        line = PriceLine(
-            row=cell.row,
-            mode=cell.mode,
-            agreement=agreement,
-            mean=mean,
-            sd=sd,
-            agreement_balanced=balanced,
-            balanced=over_seeds(balanced).mean,
-            has_images=has_images(cell),
-            budget=cell.budget,
-            knows=None if domain == "unknown" else domain,
-            interval=self.interval(mean),
-            queries_to=queries_to,
-            state=ended.state,
-            reason=ended.reason,
-            cells=[run.cell.name for run in outcomes if run.state != "not applicable"],
-            cost_to_90=None,
+        line = price_line(outcomes, self.summaries)
+        median = median_to_copy(line)
+        return replace(
+            line,
+            interval=self.interval(line.mean),
+            cost_to_90=self.cost(median),
+            hours_to_90=self.hours(median),
         )
-        return replace(line, cost_to_90=self.cost(median_to_copy(line)))
 
     @cached_property
     def defences(self) -> list[AttackedDefence]:
@@ -279,8 +281,12 @@ class Findings:
             if outcome.cell.mode in (self.mode, "label")
             and outcome.state not in ("finished", "not applicable")
         ]
-        return [
+        verdicts = [
             verdict(name, wanted, lines, unknown, self.beside) for name, wanted in limits.items()
+        ]
+        return [
+            replace(one, text=f"{one.text} {self.not_tried}".strip()) if one.holds else one
+            for one in verdicts
         ]
 
     def games(self, twin: Twin | None) -> Games:
@@ -368,11 +374,6 @@ def not_run(runs: Iterable[Outcome]) -> list[NotRun]:
             seed = f", seed {run.cell.seed}" if run.state == "failed" else ""
             reasons.setdefault(f"{run.cell.label} with {run.cell.mode}{seed}", run.reason)
     return [NotRun(*pair) for pair in reasons.items()]
-
-
-def has_images(cell: Cell) -> bool:
-    """True if the cell's attacker asks a pool of somebody's images."""
-    return str(getattr(cell.job.method_config, "pool", PROCEDURAL)) != PROCEDURAL
 
 
 def _dominates(point: ParetoPoint, other: ParetoPoint) -> bool:

@@ -1,13 +1,15 @@
 """What an audit will ask, cost and take, known before anybody is asked."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dfme.audits.audit.examine import MAX_IMAGES, PROCEDURAL, open_twin
-from dfme.audits.audit.options import TWIN_EPOCHS, AuditPlan
+from dfme.audits.audit.ladder import delay, parse_rate, possessed
+from dfme.audits.audit.options import TWIN_EPOCHS
 from dfme.audits.audit.parts import NotRun
+from dfme.audits.audit.plan import AuditPlan
 from dfme.audits.audit.recognition import case_of
 from dfme.audits.audit.transfer import ATTACKS, EPS
 from dfme.audits.compare.plan import Cell, rates_of
@@ -154,12 +156,24 @@ def plan_table(plan: AuditPlan, expected: Forecast, left_out: Sequence[NotRun]) 
     attackers += ", ".join(map(str, config.seeds))
     rows = [
         ("attackers", attackers),
+        *_of_attackers(plan),
         ("defences", ", ".join(config.defences) or "none"),
         ("images", expected.line),
         ("time", expected.time),
         *(("left out", f"{part.what}: {part.why}") for part in left_out),
     ]
     return table(rows)
+
+
+def _of_attackers(plan: AuditPlan) -> Iterator[tuple[str, str]]:
+    """What each attacker has, the images that it may ask, and how long a key's limit makes that."""
+    rate = None if plan.config.rate is None else parse_rate(plan.config.rate)
+    first = {cell.row: cell for cell in reversed(plan.first.cells)}
+    for cell in (first[row] for row in plan.config.attackers if row in first):
+        text = f"{possessed(cell.row, cell.job)}; {cell.budget:,} images"
+        if rate is not None:
+            text += f", {delay(rate.hours(cell.budget))} with {rate.text}"
+        yield cell.row, text
 
 
 def _transfer(plan: AuditPlan, scored: int) -> tuple[int, int]:

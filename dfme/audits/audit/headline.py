@@ -7,7 +7,14 @@ from functools import partial
 from typing import TypeVar
 
 from dfme.audits.audit.findings import Findings
-from dfme.audits.audit.parts import PriceLine
+from dfme.audits.audit.ladder import WEIGHTS, delay, whom
+from dfme.audits.audit.price_parts import (
+    CopyPrice,
+    Headline,
+    LabelsPrice,
+    LikePrice,
+    PriceLine,
+)
 from dfme.audits.audit.prices import (
     COPY,
     COPY_LEVEL,
@@ -19,15 +26,10 @@ from dfme.audits.audit.prices import (
 )
 from dfme.audits.audit.result import (
     AuditResult,
-    CopyPrice,
-    Headline,
-    LabelsPrice,
-    LikePrice,
     Taxonomy,
     Technique,
 )
 from dfme.config.messages import printable
-from dfme.queries.programs import WORTH_NOTHING
 from dfme.report.markdown import plain
 from dfme.report.run_files import is_above
 from dfme.run.job import shown_command
@@ -60,14 +62,15 @@ def headline(findings: Findings, seeds: Sequence[int]) -> Headline:
     """Price of a copy from the teacher's own answers, and from labels alone, in figures and two
     sentences.
     """
-    line = strongest(findings.without_images, findings.mode)
+    free = findings.without_like
+    line = strongest(free, findings.mode)
     labels = None
-    if findings.mode != "label" and any(line.mode == "label" for line in findings.without_images):
+    if findings.mode != "label" and any(line.mode == "label" for line in free):
         of_labels = partial(LabelsPrice, l1_mean=findings.l1_mean("label"))
-        labels = _price(findings, strongest(findings.without_images, "label"), of_labels)
-    modes = dict.fromkeys(line.mode for line in findings.with_images)
+        labels = _price(findings, strongest(free, "label"), of_labels)
+    modes = dict.fromkeys(line.mode for line in findings.with_like)
     like = [
-        _price(findings, of_mode(findings.with_images, mode), partial(LikePrice, mode=mode))
+        _price(findings, of_mode(findings.with_like, mode), partial(LikePrice, mode=mode))
         for mode in modes
         if mode in (findings.mode, "label")
     ]
@@ -77,19 +80,37 @@ def headline(findings: Findings, seeds: Sequence[int]) -> Headline:
         mode=line.mode if line else findings.mode,
         labels=labels,
         like=like,
-        sentences=[_first(findings, line, seeds), *_third(findings), _second(findings, labels)],
+        sentences=_sentences(findings, line, labels, seeds),
     )
     return _price(findings, line, form)
+
+
+def _sentences(
+    findings: Findings, line: PriceLine | None, labels: LabelsPrice | None, seeds: Sequence[int]
+) -> list[str]:
+    """The price without images like the owner's, with some, and by labels alone; where a level was
+    not reached, who was not tried.
+    """
+    sentences = [_first(findings, line, seeds), *_third(findings), _second(findings, labels)]
+    missed = line is not None and None in to_copy(line)
+    by_labels = labels is not None and None in labels.queries
+    if findings.not_tried and missed:
+        sentences[0] += f" {findings.not_tried}"
+    elif findings.not_tried and by_labels:
+        sentences[-1] += f" {findings.not_tried}"
+    return sentences
 
 
 def _price(findings: Findings, line: PriceLine | None, form: Callable[..., PriceForm]) -> PriceForm:
     if line is None:
         return form(
             attacker=None,
+            has="",
             knows=None,
             queries=[],
             median=None,
             cost=None,
+            hours=None,
             by_seed=[],
             balanced=None,
             best_agreement=None,
@@ -97,10 +118,12 @@ def _price(findings: Findings, line: PriceLine | None, form: Callable[..., Price
     median = median_to_copy(line)
     return form(
         attacker=line.row,
+        has=line.has,
         knows=line.knows,
         queries=line.queries_to[COPY_LEVEL],
         median=median,
         cost=findings.cost(median),
+        hours=findings.hours(median),
         by_seed=seeds_text(line),
         balanced=line.balanced,
         best_agreement=Spread(line.mean or 0.0, line.sd, len(to_copy(line))),
@@ -122,15 +145,13 @@ def _first(findings: Findings, line: PriceLine | None, seeds: Sequence[int]) -> 
     balanced = _balanced(findings, line.balanced)
     median = median_to_copy(line)
     if median is not None:
-        details = []
-        if (cost := findings.cost(median)) is not None:
-            details.append(f"{cost:,.2f} at your price")
+        details = _price_words(findings, median)
         some = f"{len(counts)} of {len(runs)} runs made one"
         details.append(some if len(counts) < len(runs) else _range(counts))
         if len(runs) < len(seeds):
             details.append(f"{len(seeds) - len(runs)} more failed")
         return (
-            f"A {copy} costs{_whom(line.knows)} {median:,.0f} queries{by} "
+            f"A {copy} costs{whom(line)} {median:,.0f} queries{by} "
             f"({'; '.join(details)}).{balanced}"
         )
     one_sided = findings.one_sided(line)
@@ -142,7 +163,8 @@ def _first(findings: Findings, line: PriceLine | None, seeds: Sequence[int]) -> 
             f"copy agrees on {line.mean:.1%} of {images}; one constant answer agrees on "
             f"{constant:.1%}. {FAILED}.{balanced}{one_sided}"
         )
-    named = f"({line.row}{by})"
+    had = f", with {line.has}" if line.weights else ""
+    named = f"({line.row}{by}{had})"
     best = f"copies {named} agree" if len(runs) > 1 else f"copy {named} agrees"
     after = f"the best {best} on {line.mean:.1%}"
     if counts:
@@ -152,12 +174,6 @@ def _first(findings: Findings, line: PriceLine | None, seeds: Sequence[int]) -> 
         f"No attack {without}made a {copy} within {findings.budget:,} queries: {after}. "
         f"{FAILED}.{balanced}{one_sided}"
     )
-
-
-def _whom(knows: str | None) -> str:
-    if knows in WORTH_NOTHING:
-        return f" an attacker who draws for {knows}"
-    return f" an attacker who knows that it is for {knows}" if knows else ""
 
 
 def _balanced(findings: Findings, balanced: float | None) -> str:
@@ -183,7 +199,11 @@ def _shares(findings: Findings, mean: float, balanced: float | None) -> str:
 
 
 def _without_images(findings: Findings) -> str:
-    return "" if findings.without_images[0].has_images else "without images "
+    """What an attacker of the first sentence lacks, in words before a verb."""
+    pictures = {line.pictures for line in findings.without_like}
+    if "like" in pictures:
+        return ""
+    return "without images like yours " if "public" in pictures else "without images "
 
 
 def _range(counts: Sequence[int]) -> str:
@@ -197,8 +217,8 @@ def _third(findings: Findings) -> list[str]:
     """The price for somebody with images like the owner's; nothing where every attacker has
     some.
     """
-    lines = findings.with_images
-    if findings.without_images[:1] and findings.without_images[0].has_images:
+    lines = findings.with_like
+    if findings.without_like[:1] and findings.without_like[0].pictures == "like":
         return []
     line = of_mode(lines, findings.mode)
     if line is None:
@@ -206,20 +226,28 @@ def _third(findings: Findings) -> list[str]:
             "The price for somebody with images like yours is not known: no such attack has "
             "finished."
         ]
-    text = f"Somebody with {line.budget:,} images like yours {_gets(findings, line)}."
+    text = f"{_somebody(line)} {_gets(findings, line)}."
     labels = strongest(lines, "label") if findings.mode != "label" else None
     if labels is not None:
         price = _gets(findings, labels, "would ")
-        text += f" If your model answered labels alone, this attacker {price}."
+        same = labels.row == line.row
+        who = "this attacker" if same else _somebody(labels).replace("S", "s", 1)
+        text += f" If your model answered labels alone, {who} {price}."
     return [text]
+
+
+def _somebody(line: PriceLine) -> str:
+    """An attacker with images like the owner's, as a sentence begins."""
+    weights = "" if line.weights is None else f" and {WEIGHTS} ({line.weights})"
+    return f"Somebody with {line.budget:,} images like yours{weights}"
 
 
 def _gets(findings: Findings, line: PriceLine, would: str = "") -> str:
     end = "" if would else "s"
     median = median_to_copy(line)
     if median is not None:
-        money = _money(findings.cost(median))
-        return f"{would}need{end} {median:,.0f} queries for such a copy{money}"
+        price = _money(findings, median)
+        return f"{would}need{end} {median:,.0f} queries for such a copy{price}"
     mean = line.mean or 0.0
     shares = _shares(findings, mean, line.balanced)
     outcome = f"{would}make{end} a copy that agrees on {shares}"
@@ -231,8 +259,19 @@ def _gets(findings: Findings, line: PriceLine, would: str = "") -> str:
     return f"{outcome} after {line.budget:,} queries"
 
 
-def _money(cost: float | None) -> str:
-    return "" if cost is None else f" ({cost:,.2f} at your price)"
+def _price_words(findings: Findings, queries: float | None) -> list[str]:
+    """The money and the delay of so many queries, as far as the owner states price and limit."""
+    details = []
+    if (cost := findings.cost(queries)) is not None:
+        details.append(f"{cost:,.2f} at your price")
+    if findings.rate is not None and (hours := findings.hours(queries)) is not None:
+        details.append(f"{delay(hours)} at your limit of {findings.rate.text}")
+    return details
+
+
+def _money(findings: Findings, queries: float | None) -> str:
+    details = _price_words(findings, queries)
+    return f" ({'; '.join(details)})" if details else ""
 
 
 def _second(findings: Findings, labels: LabelsPrice | None) -> str:
@@ -247,7 +286,7 @@ def _second(findings: Findings, labels: LabelsPrice | None) -> str:
     if labels.median is not None:
         return (
             "If your model answered labels alone, such a copy would cost "
-            f"{labels.median:,.0f} queries{_money(labels.cost)}{change}."
+            f"{labels.median:,.0f} queries{_money(findings, labels.median)}{change}."
         )
     seeds = len(labels.queries)
     copies = sum(count is not None for count in labels.queries)
@@ -279,6 +318,7 @@ def what_it_does_not_tell(findings: Findings, seeds: int, local: bool) -> list[s
         f"We ran the attackers {rows}. A stronger one, or one with {images}, may need fewer "
         "queries. Where no copy was made, these attacks failed; that does not show that the model "
         "is safe.",
+        *([findings.not_tried] if findings.not_tried else []),
         f"We measured agreement on {findings.images:,} images with {counted}. The 95% intervals "
         "are over images; with fewer than five seeds we state none over seeds.",
         "Prices are upper bounds: a copy may have been as good before the evaluation that showed "
@@ -286,7 +326,7 @@ def what_it_does_not_tell(findings: Findings, seeds: int, local: bool) -> list[s
         "Every copy is a net of one architecture. Another may learn far more from the same "
         "answers: name one by --student.arch, your model's own first.",
         *([] if findings.holds_data or not local else [GATES]),
-        *([DATA_FREE] if findings.with_images and findings.defences else []),
+        *([DATA_FREE] if findings.without_images != findings.price and findings.defences else []),
         "Every attack came from one client. Several clients divide a quota, and what a detector "
         "sees, among them.",
         "We do not count what an attacker learns elsewhere, such as answers of an earlier version.",
@@ -313,6 +353,7 @@ def model_card(audit: AuditResult) -> str:
     lines += [
         f"- Limit {JUDGED[verdict.holds]}: {plain(verdict.text)}" for verdict in audit.verdicts
     ]
+    lines += [f"- {plain(text)}" for text in audit.findings]
     lines += [
         "",
         "What this does not tell:",

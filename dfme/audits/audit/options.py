@@ -1,21 +1,29 @@
 """Options of ``run.py audit``, its profiles, and the limits that an owner states. No torch."""
 
-import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic.dataclasses import dataclass
 
+from dfme.audits.audit.ladder import (
+    HAVING_LIKE,
+    LIKE,
+    PUBLIC,
+    PUBLIC_LIKE,
+    PUBLIC_POOL,
+    RECOGNISED_SIDE,
+    WEIGHTS,
+    parse_rate,
+)
 from dfme.audits.audit.parts import NotRun
 from dfme.audits.audit.result import Halves
 from dfme.audits.compare.engines import require_engine
-from dfme.audits.compare.plan import CompareConfig, ComparisonPlan
 from dfme.config.messages import unknown_choice
-from dfme.config.settings import EvaluationConfig, Job
+from dfme.config.settings import EvaluationConfig
 from dfme.config.values import (
     CONFIG,
     Basic,
@@ -29,11 +37,10 @@ from dfme.config.values import (
     accepted_by,
     parse_count,
 )
-from dfme.data import HALVES, load_dataset, whole_name
+from dfme.data import HALVES, load_dataset
 from dfme.errors import Problem, UserError
 from dfme.queries.programs import DOMAINS, WORTH_NOTHING
 from dfme.report.run_files import LEVELS
-from dfme.run.job import unwatched
 from dfme.spec import LabelMode
 
 
@@ -55,8 +62,8 @@ class AuditConfig:
     per: Basic[Literal["minute", "hour", "day", "month"]] = "day"
     """the term of that quota, in which a key has so many images"""
     attackers: Basic[tuple[str, ...]] = ()
-    """rows of the file, such as frugal,dfme; by default those of the profile, and knockoff, who has
-    images like yours"""
+    """rows of the file, such as frugal,dfme; by default those of the profile, who has images like
+    yours (knockoff), and with --student.weights who starts from these"""
     label_modes: Basic[tuple[LabelModeText, ...]] = ()
     """forms of answers, your model's own first; by default also probabilities:2 and label, where
     they tell less"""
@@ -70,9 +77,11 @@ class AuditConfig:
     seeds: Basic[tuple[Seed, ...]] = ()
     """seeds of everything random; by default 1 of quick, 3 of standard and 5 of full"""
     pool: Basic[str | None] = None
-    """images of a like kind that an attacker may have (knockoff): a FOLDER, a data set or
-    procedural
-    """
+    """images of a like kind that an attacker may have (knockoff, public_like): a FOLDER, a data set
+    or procedural"""
+    public_pool: Basic[str | None] = None
+    """pictures that anybody can download, whatever they show, which an attacker with public weights
+    may have (public_pool): a FOLDER, an .npz file or a data set"""
     like_images: Basic[Literal["half", "none"]] = "half"
     """what an attacker with images like yours has without a --pool: half of your evaluation images,
     while the other half scores all copies; none: nobody has any"""
@@ -86,6 +95,8 @@ class AuditConfig:
     """ask the teacher about adversarial images made on the copies; auto: of one on this machine
     alone
     """
+    rate: Basic[Annotated[str, accepted_by(parse_rate)] | None] = None
+    """images that a key is allowed, such as 60/min or 10k/day: says how long an attack takes"""
     total: Basic[Images | None] = None
     """most images that may be asked in all, but those that score the copies; more is refused before
     the first one"""
@@ -131,12 +142,12 @@ _ALL: tuple[str, ...] = (
     "mad:vertices=extreme",
 )
 _ALL += ("grad2", "grad2:keep_top=true", "noise:key_env=DFME_KEY", "watermark:key_env=DFME_KEY")
-LIKE = "knockoff"  # the row of an attacker who has images like the owner's
 KNOWING = tuple(f"frugal_{domain}" for domain in DOMAINS if domain not in WORTH_NOTHING)
 """Rows of attackers who know what the model is for, and to whom that was worth something where
 measured.
 """
 
+LARGE_SIDE = 64  # above so many pixels a side ``quick`` tries less, so that it remains quick
 MIN_HALF = 40  # images in the attacker's half; with fewer there is no such attacker (heuristic)
 TWIN_EPOCHS = 10  # passes over the owner's data that a twin is trained for (heuristic)
 PROFILES = {
@@ -190,8 +201,11 @@ def own_problems(config: AuditConfig, away: str) -> Iterator[Problem]:
         limits(config.acceptable, budget_of(config))
     except UserError as error:
         yield Problem("acceptable", str(error))
-    if LIKE in config.attackers and config.pool is None and config.like_images == "none":
-        yield Problem("attackers", f"expected --pool as well: the images that {LIKE} asks")
+    like = [row for row in config.attackers if row in HAVING_LIKE]
+    if like and config.pool is None and config.like_images == "none":
+        yield Problem("attackers", f"expected --pool as well: the images that {like[0]} asks")
+    if PUBLIC_POOL in config.attackers and config.public_pool is None:
+        yield Problem("attackers", f"expected --public-pool as well: what {PUBLIC_POOL} asks")
     if config.defences and away:
         yield Problem("defences", f"expected none: {away}")
     if config.dry_run and config.resume:
@@ -200,17 +214,19 @@ def own_problems(config: AuditConfig, away: str) -> Iterator[Problem]:
         yield Problem("twin", f"expected train, none or a file of weights, got {config.twin!r}")
 
 
-def usual(config: AuditConfig, away: str) -> tuple[AuditConfig, list[NotRun]]:
-    """Fill unset options from the profile; and what is left out, for the reason ``away``."""
+def usual(config: AuditConfig, away: str, weights: bool) -> tuple[AuditConfig, list[NotRun]]:
+    """Fill unset options from the profile; and what is left out, for the reason ``away``.
+
+    ``weights``: whether there are public ones.
+    """
     profile = PROFILES[config.profile]
     budget = budget_of(config)
-    holds = config.pool is not None or config.like_images != "none"
     (own, *others) = config.label_modes
     settled = replace(
         config,
         budget=budget,
         seeds=config.seeds or tuple(range(profile.seeds)),
-        attackers=config.attackers or (*profile.attackers, *([LIKE] if holds else [])),
+        attackers=config.attackers or _rows(config, weights),
         label_modes=(own,) if away else config.label_modes,
         student_steps=config.student_steps or min(budget, profile.steps or budget),
         jobs=config.jobs or _jobs(config, away),
@@ -225,6 +241,33 @@ def usual(config: AuditConfig, away: str) -> tuple[AuditConfig, list[NotRun]]:
     if not config.references:
         left_out.append(NotRun("whether you would recognise a copy", "there are no --references"))
     return settled, left_out
+
+
+def _rows(config: AuditConfig, weights: bool) -> tuple[str, ...]:
+    """The attackers of the profile. In ``quick`` whoever has images like the owner's has the public
+    weights too, if there are any.
+    """
+    holds = config.pool is not None or config.like_images != "none"
+    rows = [*PROFILES[config.profile].attackers]
+    if weights:
+        rows += [PUBLIC, *([PUBLIC_POOL] if config.public_pool else [])]
+    if holds and not (weights and config.profile == "quick"):
+        rows.append(LIKE)
+    return (*rows, *([PUBLIC_LIKE] if holds and weights else []))
+
+
+def ladder_left_out(config: AuditConfig, side: int | None) -> list[NotRun]:
+    """Attackers of a model that recognises things, by its images' longer side, who are not
+    tried.
+    """
+    if side is not None and side < RECOGNISED_SIDE:
+        return []
+    left_out = []
+    if PUBLIC not in config.attackers:
+        left_out.append(NotRun(f"somebody with {WEIGHTS}", "there are no --student.weights"))
+    if PUBLIC_POOL not in config.attackers:
+        left_out.append(NotRun("somebody with public pictures", "there is no --public-pool"))
+    return left_out
 
 
 def _jobs(config: AuditConfig, away: str) -> int | None:
@@ -288,77 +331,3 @@ PAGE = "audit.html"
 APPENDIX = "appendix.html"
 CARD = "model_card.md"
 """The audit's own file of options, and what it leaves."""
-
-
-Second = Callable[[str, Sequence[str]], ComparisonPlan]
-"""Makes the comparison of a row's attackers against these defences."""
-
-
-@dataclasses.dataclass(frozen=True)
-class AuditPlan:
-    """An audit before it begins; ``config`` has what the profile says where the user is silent.
-
-    ``first`` compares attackers and label modes, ``second`` defences, if any are tried. ``options``
-    is its own file, ``not_run`` what it leaves out and why. ``halves``: facts of the evaluation
-    images' halves, if an attacker has one. ``planned``: makes one more comparison of the same
-    teacher.
-    """
-
-    config: AuditConfig
-    first: ComparisonPlan
-    second: Second | None
-    options: dict[str, Any]
-    local: bool
-    not_run: tuple[NotRun, ...]
-    planned: Callable[[CompareConfig], ComparisonPlan]
-    halves: Halves | None = None
-
-    @property
-    def out(self) -> Path:
-        return self.first.out
-
-    @property
-    def held_back(self) -> int:
-        """Evaluation images that an attacker has, and on which no copy is scored."""
-        return 0 if self.halves is None else self.halves.held_back
-
-    @property
-    def brief(self) -> bool:
-        """True if adversarial images have one size of perturbation."""
-        return self.config.profile == "quick"
-
-    @property
-    def label_mode(self) -> str:
-        """The form of the teacher's own answers."""
-        return self.config.label_modes[0]
-
-    @property
-    def job(self) -> Job:
-        """A job whose teacher and evaluation are every cell's, and that nobody watches."""
-        return unwatched(self.first.cells[0].job)
-
-    @property
-    def owner_evaluation(self) -> EvaluationConfig:
-        """All evaluation images, which the owner measures on, whatever half an attacker has."""
-        evaluation = self.job.config.evaluation
-        return replace(evaluation, dataset=whole_name(evaluation.dataset))
-
-    @property
-    def texts(self) -> list[str]:
-        """The defences and label modes whose price for honest users is measured."""
-        images = self.job.config.evaluation.dataset != "none"
-        return (
-            [*self.config.defences, *self.config.label_modes[1:]] if self.local and images else []
-        )
-
-    @property
-    def accounts(self) -> int:
-        """Honest accounts of each stream on which detectors are measured; 0 where there are no
-        detectors.
-        """
-        return PROFILES[self.config.profile].accounts if self.watch else 0
-
-    @property
-    def watch(self) -> tuple[str, ...]:
-        """The detectors that see what the cells ask."""
-        return self.first.cells[0].job.teacher.watch

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from dfme.audits.audit.ladder import delay, not_tried
 from dfme.audits.audit.options import APPENDIX
 from dfme.audits.audit.page_parts import (
     FIXED,
@@ -27,9 +28,9 @@ from dfme.audits.audit.parts import (
     DefenceAttacker,
     Fidelity,
     ParetoPoint,
-    PriceLine,
     WatchedAttack,
 )
+from dfme.audits.audit.price_parts import PriceLine
 from dfme.audits.audit.prices import median_to_copy, seeds_text, to_copy
 from dfme.audits.audit.result import AuditResult
 from dfme.measured import Bill, HonestStream
@@ -68,6 +69,9 @@ FACTS = {
     "Profile": "{options.profile}, {options.budget:,} queries an attack",
     "At most in all": "{options.total:,} queries",
     "Price of 1,000": "{options.price_per_1000:,.2f}",
+    "A key may ask": "{options.rate} images",
+    "Public weights": "{options.weights}",
+    "Public pictures": "{options.public_pool}",
     "Sent by attacks": "{ledger.images:,} images in {ledger.cells:,} attacks",
     "Sent besides": "{ledger.evaluation:,} images to score, {ledger.transfer:,} for transfer",
     "Sent as honest users": "{ledger.benign:,} images",
@@ -94,6 +98,16 @@ class PriceRow:
     range: str
     at: Mapping[str, str]
     cost_to_90: float | None = None
+
+
+@dataclass(frozen=True)
+class LadderRow:
+    """A price line with what its attacker had, in words. ``to_90``: queries until 90 %."""
+
+    line: PriceLine
+    to_90: str
+    delay: str
+    alarm: str
 
 
 @dataclass(frozen=True)
@@ -125,13 +139,60 @@ def _first(audit: AuditResult) -> dict[str, Any]:
     """
     pictures = audit.differences.shown if audit.differences else ()
     return {
-        "prices": [*_prices(audit.price), *_constant_row(audit)],
+        "ladder": _ladder(audit),
+        "not_tried": not_tried(audit.untried),
+        "medians": _medians(audit),
         "curves": curves(audit, {audit.target.label_mode, "label"}),
         "points": [PointRow(name_of(point), kind_of(point), point) for point in audit.pareto],
         "pareto": pareto(audit),
         "alarms": [*_alarms(audit)],
         "shown": [picture for picture in pictures if SHEET.fullmatch(picture.image)],
     }
+
+
+MEDIANS = (
+    "Agreement after all queries, and queries until 80%, 90% and 95%: the median over seeds (how "
+    "many seeds got there, where not all did)"
+)
+
+
+def _medians(audit: AuditResult) -> PageTable:
+    """The price lines, with a balanced agreement where a constant answer has more than half."""
+    forms = {
+        "Attacker": "{row}",
+        "Answers": "{mode}",
+        "Agreement": "{mean:.1%}",
+        "Balanced agreement": "{balanced:.1%}",
+        "Range over seeds": "{range}",
+        "80%": "{at[0.8]}",
+        "90%": "{at[0.9]}",
+        "95%": "{at[0.95]}",
+        "Money until 90%": "{cost_to_90:,.2f}",
+    }
+    if not Beside(audit.games.constant).is_large:
+        del forms["Balanced agreement"]
+    return table(MEDIANS, [*_prices(audit.price), *_constant_row(audit)], forms, 2)
+
+
+def _ladder(audit: AuditResult) -> list[LadderRow]:
+    """Every attacker and form of answers, where somebody had public weights or pictures, or the
+    owner states a rate limit; else none.
+    """
+    special = (line.weights is not None or line.pictures == "public" for line in audit.price)
+    if not any(special) and audit.options.rate is None:
+        return []
+    rows = []
+    for line in (line for line in audit.price if line.cells):
+        scored = any(share is not None for share in line.agreement)
+        rows.append(
+            LadderRow(
+                line,
+                to_90=_of_seeds(to_copy(line), "not reached") if scored else UNKNOWN,
+                delay=delay(line.hours_to_90).replace(" ", FIXED) or UNKNOWN,
+                alarm=_of_seeds(line.alarms, "never") if line.alarms else UNKNOWN,
+            )
+        )
+    return rows
 
 
 def _prices(lines: Sequence[PriceLine]) -> list[PriceRow]:
@@ -262,6 +323,8 @@ def _appendix(audit: AuditResult) -> dict[str, Any]:
     attacks = audit.detection.attacks if audit.detection else ()
     benign = audit.detection.benign if audit.detection else ()
     return {
+        "medians": _medians(audit) if _ladder(audit) else None,
+        "not_tried": not_tried(audit.untried),
         "facts": _facts(audit),
         "curves": curves(audit, alarms=True),
         "prices": [

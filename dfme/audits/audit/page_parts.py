@@ -11,7 +11,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dfme.audits.audit.parts import ParetoPoint, PriceLine, WatchedAttack
+from dfme.audits.audit.parts import ParetoPoint, WatchedAttack
+from dfme.audits.audit.price_parts import PriceLine
 from dfme.audits.audit.result import AuditResult, Games
 from dfme.audits.compare.picture import MARKS, draw_row
 from dfme.audits.compare.plan import NO_DEFENCE

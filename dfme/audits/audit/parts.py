@@ -57,33 +57,6 @@ class SeedsOfFigure:
     sd: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PriceLine:
-    """What an attacker (``row``) gets from answers of a form (``mode``), over seeds.
-
-    ``balanced``: the agreement balanced over the teacher's classes. ``interval``: of the mean, over
-    images. ``knows``: what the attacker knows that the model is for. ``queries_to``: by the level
-    of agreement, the queries of every seed.
-    """
-
-    row: str
-    mode: str
-    agreement: Sequence[float | None]
-    mean: float | None
-    sd: float | None
-    agreement_balanced: Sequence[float | None] | None = None
-    balanced: float | None = None
-    has_images: bool
-    budget: int
-    knows: str | None
-    interval: Interval | None
-    queries_to: Mapping[str, Sequence[int | None]]
-    state: RunState
-    reason: str
-    cells: Sequence[str]
-    cost_to_90: float | None
-
-
 @dataclass(frozen=True, slots=True)
 class DefenceAttacker:
     """An attacker of a defence, by how it learns from the ``answers``; ``score``: its agreement, or

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from dfme.audits.audit.options import LIMITS
-from dfme.audits.audit.parts import IntOrFloat, PriceLine
+from dfme.audits.audit.parts import IntOrFloat
+from dfme.audits.audit.price_parts import PriceLine
 from dfme.audits.audit.result import LimitVerdict
 from dfme.report.run_files import Beside, is_above
 from dfme.statistics import middle_of, spread

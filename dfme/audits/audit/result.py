@@ -18,18 +18,17 @@ from dfme.audits.audit.parts import (
     NotRun,
     OverSeeds,
     ParetoPoint,
-    PriceLine,
     Recognition,
     SeedsOfFigure,
     Transfer,
     Twin,
     WatchedAttacks,
 )
+from dfme.audits.audit.price_parts import FidelityTest, Headline, PriceLine, PublicBackbone
 from dfme.config.messages import printable
 from dfme.errors import RunError
 from dfme.measured import Bill
 from dfme.report.run_files import read_object
-from dfme.statistics import Spread
 
 SCHEMA = "dfme.audit/1"
 """The name of the form."""
@@ -59,7 +58,7 @@ class Made:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What was asked for."""
+    """What was asked for. ``rate``: images that a key is allowed, ``weights``: of students."""
 
     profile: Literal["quick", "standard", "full"]
     budget: int
@@ -72,6 +71,9 @@ class Options:
     keep_below: float | None
     per: Literal["minute", "hour", "day", "month"]
     price_per_1000: float | None
+    rate: str | None = None
+    weights: str | None = None
+    public_pool: str | None = None
     acceptable: Mapping[str, IntOrFloat]
 
 
@@ -110,62 +112,6 @@ class Halves:
     held_back: int
     scored: int
     sha256: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CopyPrice:
-    """What a copy costs by the strongest attacker, None if no attack has finished.
-
-    ``queries``: of each seed until the level of the headline, ``by_seed`` the same in words,
-    ``median`` over seeds. ``balanced``: the best agreement balanced over the teacher's classes.
-    """
-
-    attacker: str | None
-    knows: str | None
-    queries: Sequence[int | None]
-    median: IntOrFloat | None
-    cost: float | None
-    by_seed: Sequence[str]
-    balanced: float | None = None
-    best_agreement: Spread | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LabelsPrice(CopyPrice):
-    """The price from labels alone, and what these cost honest users."""
-
-    l1_mean: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _OfMode:
-    """Stands before the price."""
-
-    __slots__ = ()
-    mode: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LikePrice(CopyPrice, _OfMode):
-    """The price for somebody with images like the owner's, from answers of a form."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Level:
-    """Stands before the price."""
-
-    __slots__ = ()
-    level: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Headline(CopyPrice, _Level):
-    """The price of a copy from the teacher's own answers, in figures and sentences."""
-
-    mode: str
-    labels: LabelsPrice | None
-    like: Sequence[LikePrice]
-    sentences: Annotated[Sequence[str], Field(min_length=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +224,10 @@ class Control:
 @with_config(FORM)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditResult:
-    """The whole audit.json; docs/audit.md says what its parts are."""
+    """The whole audit.json; docs/audit.md says what its parts are.
+
+    ``untried``: what attackers had of whom none has finished.
+    """
 
     schema: Literal["dfme.audit/1"]
     tool: Tool
@@ -289,6 +238,9 @@ class AuditResult:
     headline: Headline
     advice: Sequence[Advice]
     verdicts: Sequence[LimitVerdict]
+    fidelity_test: FidelityTest | None = None
+    public_backbone: PublicBackbone | None = None
+    untried: Sequence[str] = ()
     price: Sequence[PriceLine]
     games: Games
     defences: Sequence[AttackedDefence]
@@ -308,6 +260,14 @@ class AuditResult:
     pictures: Mapping[str, str]
     quota: QuotaSheet | None
     controls: Sequence[Control]
+
+    @property
+    def findings(self) -> list[str]:
+        """Sentences beside the headline: the catalogue's test, and whether the model is a public
+        backbone with a last layer of its own.
+        """
+        parts = (self.public_backbone, self.fidelity_test)
+        return [part.text for part in parts if part is not None]
 
     def cells_of(self, *modes: str) -> list[str]:
         """Names of the cells of all attackers and seeds on the undefended model, in these label

@@ -15,10 +15,13 @@ from typing import Any
 from dfme.audits.audit import headline
 from dfme.audits.audit.document import Measured, audit_of, cached, record_seconds
 from dfme.audits.audit.fidelity import ExaminedCell
-from dfme.audits.audit.findings import Findings, has_images, not_run
+from dfme.audits.audit.findings import Findings, not_run
 from dfme.audits.audit.forecast import Forecast, forecast, plan_table
-from dfme.audits.audit.options import CARD, DATA, OPTIONS, PAGE, SHARED, TWIN_EPOCHS, AuditPlan
+from dfme.audits.audit.ladder import parse_rate
+from dfme.audits.audit.options import CARD, DATA, OPTIONS, PAGE, SHARED, TWIN_EPOCHS
 from dfme.audits.audit.parts import CopyExamination, NotRun, Recognition, WatchedAttacks
+from dfme.audits.audit.plan import AuditPlan
+from dfme.audits.audit.price_lines import has_images
 from dfme.audits.audit.prices import strongest, to_copy
 from dfme.audits.audit.result import (
     AuditResult,
@@ -86,6 +89,7 @@ def audit(
         return 0 if plan.config.engine == "commands" else STOPPED
     result = work.result
     lines = [*result.headline.sentences, *(f"- {advice.text}" for advice in result.advice)]
+    lines += result.findings
     lines += [f"{headline.JUDGED[verdict.holds]}: {verdict.text}" for verdict in result.verdicts]
     files = [str(plan.out / name) for name in (PAGE, DATA, CARD)]
     show("\n".join([wrapped("\n".join(lines), across, "  "), "", *files]))
@@ -244,6 +248,7 @@ class Audit:
             answers=(answers,),
             label_modes=(plan.label_mode,),
             budgets=(quota.images,),
+            student_steps=self._steps_of(quota.cell),
         )
 
         def make() -> Session:
@@ -255,6 +260,11 @@ class Audit:
         self._under_quota = [session]
         self._measured.under_quota = session.runs[0].cell.name
         return self._run(session)
+
+    def _steps_of(self, name: str) -> int:
+        """Steps of a cell's students."""
+        cells = (run.cell for run in self._findings().runs)
+        return next(cell.job.config.student.steps for cell in cells if cell.name == name)
 
     def _detect(self) -> None:
         plan = self._plan
@@ -343,6 +353,7 @@ class Audit:
             mode=plan.label_mode,
             budget=plan.config.budget,
             price_per_1000=plan.job.teacher.price_per_1000,
+            rate=None if plan.config.rate is None else parse_rate(plan.config.rate),
             first=compared[0],
             second=compared[1] if compared[1:] else None,
             runs=runs,

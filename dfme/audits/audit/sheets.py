@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from dfme.audits.audit.ladder import not_tried
 from dfme.audits.audit.parts import CurvePoint
 from dfme.audits.audit.result import AuditResult, CheckedQuota, Control, QuotaSheet
 from dfme.audits.compare.plan import NO_DEFENCE
@@ -70,7 +71,8 @@ def sheet(audit: AuditResult, checked: str | None) -> QuotaSheet | None:
             quota, checked=CheckedQuota(under.name, under.agreement, under.agreement < level)
         )
     keeps = images and (quota.checked is None or quota.checked.holds)
-    return replace(quota, lines=_lines(images, quota.per) if keeps else {}, text=_text(quota))
+    sentences = [*_text(quota), not_tried(audit.untried)] if audit.untried else _text(quota)
+    return replace(quota, lines=_lines(images, quota.per) if keeps else {}, text=sentences)
 
 
 def _deployed(audit: AuditResult) -> dict[str, None]:

@@ -240,7 +240,9 @@ def _fitting(
         if timing is not None:
             step = timing.replayed / method.students.config.batch(config.images)
             into.of_image.append((step, timing.answer or 0.0))
-        watching = config.images * into.watched
+        # a watched teacher's answer is in the work already
+        answer = timing.answer if timing is not None else None
+        watching = config.images * max(0.0, into.watched - (answer or 0.0))
         return None if working is None else START_SECONDS + into.building + watching + working
 
     return seconds

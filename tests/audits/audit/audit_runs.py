@@ -7,10 +7,17 @@ from typing import Any
 from handmade import FIGURES
 
 from dfme.audits.audit.findings import Findings
+from dfme.audits.audit.ladder import parse_rate
 from dfme.audits.audit.parts import WatchedAttack, WatchedAttacks
 from dfme.audits.compare.figures import ComparisonResult, Outcome
 from dfme.audits.compare.plan import Cell, attempt
-from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, TeacherConfig
+from dfme.config.settings import (
+    EvaluationConfig,
+    ExtractConfig,
+    Job,
+    StudentConfig,
+    TeacherConfig,
+)
 from dfme.measured import Bill, HonestStream, StreamBill
 from dfme.methods.configs import KnockoffConfig
 from dfme.report.run_files import LEVELS
@@ -19,8 +26,14 @@ JOB = Job(
     ExtractConfig(evaluation=EvaluationConfig("digits")), TeacherConfig(), {}, "procedural", None
 )
 SUMMARY: dict[str, Any] = {
+    "teacher": {"shape": [1, 8, 8]},
     "evaluation": {"images": 359, "held_back": False},
     "baselines": {"constant_agreement": 0.1, "chance": 0.1},
+}
+POOLS = {
+    "knockoff": "digits@like",
+    "public_like": "digits@like",
+    "public_pool": "photographs",
 }
 Curve = Sequence[tuple[int, float]] | None
 REACHED, LOW = ((500, 0.6), (850, 0.91), (3000, 0.94)), ((500, 0.4), (3000, 0.75))
@@ -29,11 +42,17 @@ REACHED, LOW = ((500, 0.6), (850, 0.91), (3000, 0.94)), ((500, 0.4), (3000, 0.75
 def outcome(
     row: str, mode: str, seed: int, curve: Curve, defence: str = "none", answers: str = "auto"
 ) -> Outcome:
-    """A finished run with such a curve; a failed one without. ``knockoff`` has images."""
+    """A finished run with such a curve; a failed one without. ``knockoff`` has images, and
+    attackers with public weights have what their names say.
+    """
     job, budget = JOB, 3000
-    if row == "knockoff":
-        job = replace(JOB, method_config=KnockoffConfig(pool="digits@like"))
+    pool = POOLS.get(row)
+    if pool is not None:
+        job = replace(JOB, method_config=KnockoffConfig(pool=pool))
         budget = curve[-1][0] if curve else budget
+    if row.startswith("public"):
+        student = StudentConfig(weights="models/net.safetensors")
+        job = replace(job, config=replace(job.config, student=student))
     cell = Cell(row, mode, budget, seed, job, attempt(defence, answers, mode))
     if curve is None:
         return Outcome(cell, "failed", "it broke")
@@ -49,7 +68,12 @@ def outcome(
 
 
 def findings_of(
-    *runs: Outcome, defended: Sequence[Outcome] = (), price: float | None = 1.5, bills: Any = ()
+    *runs: Outcome,
+    defended: Sequence[Outcome] = (),
+    price: float | None = 1.5,
+    bills: Any = (),
+    rate: str | None = None,
+    summary: dict[str, Any] = SUMMARY,
 ) -> Findings:
     every = (*runs, *defended)
     return Findings(
@@ -59,8 +83,9 @@ def findings_of(
         first=ComparisonResult("a", {}, runs),
         second=ComparisonResult("b", {}, tuple(defended)) if defended else None,
         runs=every,
-        summaries={run.cell.name: SUMMARY for run in every if run.figures},
+        summaries={run.cell.name: summary for run in every if run.figures},
         utility=bills,
+        rate=None if rate is None else parse_rate(rate),
     )
 
 

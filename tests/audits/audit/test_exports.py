@@ -31,6 +31,7 @@ from junitparser import JUnitXml
 from processes import PROJECT
 
 from dfme.audits.audit.exports import bom, junit, sarif, write_all
+from dfme.audits.audit.headline import model_card
 from dfme.audits.audit.options import AuditConfig, budget_of, limits
 from dfme.audits.audit.result import audit_result
 from dfme.audits.audit.sheets import TERMS
@@ -68,13 +69,14 @@ def levels(content: dict[str, Any]) -> dict[str, str]:
 
 
 PARENTS = {"testsuite": "testsuites", "testcase": "testsuite"} | dict.fromkeys(
-    ("skipped", "error", "failure"), "testcase"
+    ("skipped", "error", "failure", "system-out"), "testcase"
 )
 COUNTS = {"tests", "failures", "errors"}
 KNOWN = {
     "testsuites": COUNTS,
     "testsuite": COUNTS | {"name", "skipped"},
     "testcase": {"classname", "name"},
+    "system-out": set(),
 }
 """The form that CI servers share, by junit-10.xsd of Jenkins' xUnit plugin; no package ships it."""
 
@@ -339,3 +341,49 @@ def test_an_audit_that_does_not_fit_is_one_line(tmp_path: Path, place: str) -> N
     (tmp_path / "audit.json").write_text(json.dumps(content))
     error = refused("audit.json: expected ", report.run, [str(tmp_path)], error=RunError)
     assert error.exit_code == 2
+
+
+def test_what_other_tools_read_says_who_was_not_tried_and_the_catalogues_test() -> None:
+    stored = json.loads((Path(__file__).with_name("audit_0_15.json")).read_text())
+    missing = ["weights that anybody can download", "public pictures"]
+    sentence = (
+        "Somebody with weights that anybody can download or with public pictures was not tried."
+    )
+    content = sample(
+        verdicts=[judged("agreement", 0.99, True)],
+        untried=missing,
+        fidelity_test=stored["fidelity_test"],
+        public_backbone=stored["public_backbone"],
+    )
+    content["headline"]["labels"]["queries"] = [None]
+    levels(content)
+    first, labels, *_ = sarif(audit_result(content))["runs"][0]["results"]
+    assert first["properties"]["fidelity_test"] == stored["fidelity_test"]
+    for part in ("fidelity_test", "public_backbone"):
+        assert stored[part]["text"] in first["message"]["text"]
+    assert sentence in labels["message"]["text"]
+    content["headline"]["labels"]["queries"] = [900]
+    _, labels, *_ = sarif(audit_result(content))["runs"][0]["results"]
+    assert sentence not in labels["message"]["text"], "labels were copied"
+    held(content)
+    cases = ElementTree.fromstring(junit(audit_result(content))).iter("testcase")
+    passing = [case for case in cases if case.get("classname") == "dfme.audit.agreement"]
+    assert [case.findtext("system-out") for case in passing] == [sentence] * 3
+    card = model_card(audit_result(content))
+    assert "OWASP AITG-APP-09 asks." in card
+
+
+def test_hours_at_the_owners_limit_stand_in_the_bill_of_materials_and_in_sarif() -> None:
+    content = sample()
+    content["options"]["rate"] = "60/min"
+    content["price"][0]["hours_to_90"] = 0.5
+    content["headline"]["hours"] = 0.5
+    text = json.dumps(bom(audit_result(content), "0" * 64))
+    assert CDX.validate_str(text) is None
+    metrics = json.loads(text)["components"][0]["modelCard"]["quantitativeAnalysis"]
+    hours = [line for line in metrics["performanceMetrics"] if line["type"].startswith("hours")]
+    assert [(line["type"], line["value"]) for line in hours] == [
+        ("hours until 90 % agreement, with 60/min images for a key", "0.5")
+    ]
+    first, *_ = sarif(audit_result(content))["runs"][0]["results"]
+    assert first["properties"]["hours"] == 0.5

@@ -146,7 +146,7 @@ def test_a_copy_that_was_not_made_is_never_called_safe() -> None:
         "No attack without images copied your model: after 3,000 queries the best copy agrees on "
         "11.5% of 359 held-out images; one constant answer agrees on 10.0%. This shows that these "
         "attacks "
-        "failed, not that the model is safe."
+        "failed, not that the model is safe. Somebody with public pictures was not tried."
     )
     assert like == (
         "Somebody with 179 images like yours makes a copy that agrees on 83.0% after 179 queries."
@@ -155,7 +155,10 @@ def test_a_copy_that_was_not_made_is_never_called_safe() -> None:
         findings_of(outcome("frugal", "probabilities", 0, ((3000, 0.15),))), (0,)
     ).sentences[0]
     assert better.startswith("No attack without images made a copy"), "Wilson: 0.117 to 0.191"
-    assert better.endswith("not that the model is safe.")
+    assert better.endswith(
+        "not that the model is safe. Somebody with public pictures or with pictures like yours "
+        "was not tried."
+    )
 
 
 def test_advice_is_ordered_by_effect_and_its_price_breaks_a_tie() -> None:

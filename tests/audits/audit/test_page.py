@@ -323,3 +323,65 @@ def test_report_makes_the_page_again_from_the_json(tmp_path: Path) -> None:
     ):
         report.run([str(tmp_path)])
     assert read_object(tmp_path) == {}, "a folder is no file"
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_ladder_has_two_decimals_and_labels_beside_each_attacker(tmp_path: Path) -> None:
+    content = audit()
+    like = content["price"][0]
+    had = "weights that anybody can download (net.safetensors) and images drawn by programs"
+    public = {"row": "public", "has": had, "weights": "net.safetensors"}
+    content["price"] = [
+        like | {"has": "images drawn by programs", "hours_to_90": None, "alarms": [None, None, 48]},
+        *(
+            like
+            | public
+            | {"mode": mode, "mean": share, "hours_to_90": hours, "alarms": alarms}
+            | {"queries_to": like["queries_to"] | {"0.9": reached}}
+            for mode, share, hours, alarms, reached in (
+                ("probabilities", 1.0, 25.5, [120, 48, 60], [1500, 1500, 1500]),
+                ("probabilities:2", 0.63, None, [60, 60, 60], [None, None, None]),
+                ("label", 0.52, None, [], [None, None, None]),
+            )
+        ),
+    ]
+    content["games"]["advantage"] = []
+    content["options"]["rate"] = "60/hour"
+    content["untried"] = ["pictures like yours"]
+    page = page_of(content, tmp_path)
+    rows = [
+        [cell.replace("\xa0", " ") for cell in row] for row in page.table("What each attacker had")
+    ]
+    cost = number(like["cost_to_90"], 2)
+    reached = middle(like["queries_to"]["0.9"])
+    assert rows == [
+        [
+            "frugal",
+            "images drawn by programs",
+            f"94.2% {reached}",
+            "-",
+            "-",
+            cost,
+            "-",
+            "in 1 of 3",
+        ],
+        [
+            "public",
+            had,
+            "100.0% 1,500",
+            "63.0% not reached",
+            "52.0% not reached",
+            cost,
+            "26 hours",
+            "60",
+        ],
+    ]
+    assert (
+        "not that the model is safe. Somebody with pictures like yours was not tried." in page.text
+    )
+    assert [row[:2] for row in page.behind.table("Agreement after all")] == [
+        ["public", "probabilities"],
+        ["frugal", "probabilities"],
+        ["public", "probabilities:2"],
+        ["public", "label"],
+    ]
