@@ -32,6 +32,7 @@ from dfme.run.directory import RunDirectory
 from dfme.run.evaluation import OwnersRecord, examination_of
 from dfme.run.job import document, resume_command
 from dfme.run.loop import Interrupt, Progress, goal_of
+from dfme.run.minutes import within_minutes
 from dfme.run.opening import (
     OpenRecord,
     changed_source,
@@ -49,7 +50,7 @@ from dfme.run.opening import (
 from dfme.run.parts import build_parts, require_room, sized
 from dfme.run.run import Result, Run
 from dfme.run.scores import shape_of
-from dfme.run.timing import rehearse, within_minutes
+from dfme.run.timing import rehearse
 from dfme.run.work import take_threads
 from dfme.spec import LabelMode, Teacher
 from dfme.teachers import KINDS

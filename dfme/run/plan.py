@@ -21,6 +21,7 @@ from dfme.methods.base import Ask, Method, in_batches
 from dfme.report.console import duration
 from dfme.run.build import build_teacher, facts_of, is_local
 from dfme.run.components import Nets
+from dfme.run.minutes import within_minutes
 from dfme.run.parts import (
     build_parts,
     free_memory,
@@ -30,7 +31,7 @@ from dfme.run.parts import (
 )
 from dfme.run.recipes import with_variants
 from dfme.run.scores import evaluation_batch
-from dfme.run.timing import method_of, rehearse, within_minutes
+from dfme.run.timing import method_of, rehearse
 from dfme.run.work import Work, take_threads
 from dfme.spec import Teacher
 
