@@ -88,7 +88,15 @@ def _weights_problems(job: Job, weights: str) -> Iterator[Problem]:
         yield Problem("student.train", one, got=f"{train} and {students_of(job)} students")
 
 
-OF_STEPS = ("steps", "passes", "replay_steps", "replay_batch", "optimizer", "lr", "momentum")
+OF_STEPS: tuple[str, ...] = (
+    "steps",
+    "passes",
+    "replay_steps",
+    "replay_batch",
+    "optimizer",
+    "lr",
+    "momentum",
+)
 OF_STEPS += ("weight_decay", "decay_images", "loss", "shrink", "augment", "average")
 """Options of a student that is trained by the optimiser alone."""
 
