@@ -46,7 +46,7 @@ HELD_BACK_EVERY = 8
 """Of so many answers one is held back from the training of the last blocks."""
 
 
-FEWEST_HELD_BACK = 10
+MIN_HELD_BACK = 10
 """Answers held back, with fewer of which nothing can be told of the last blocks."""
 
 MAX_BYTES = 2 << 30
@@ -201,7 +201,7 @@ class PublicTrainer(StudentTrainer):
         _, answers = self._held_images.items(self._first, self._held_images.added)
         self._take(self._last_layer(answers))
         yield {}
-        enough = len(answers) >= HELD_BACK_EVERY * FEWEST_HELD_BACK
+        enough = len(answers) >= HELD_BACK_EVERY * MIN_HELD_BACK
         if is_last and self._trains_blocks and enough and not self._is_exact:
             yield from self._last_blocks(answers)
 

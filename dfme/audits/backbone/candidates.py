@@ -12,7 +12,7 @@ SHARE = 1.3
 
 
 @dataclass(frozen=True)
-class PublicBackbone:
+class BackboneSource:
     """Weights that anybody can download, as ``student.weights`` names them, and their
     architecture.
     """
@@ -21,20 +21,20 @@ class PublicBackbone:
     arch: str = "auto"
 
 
-def candidates_of(texts: Sequence[str]) -> list[PublicBackbone]:
+def candidates_of(texts: Sequence[str]) -> list[BackboneSource]:
     """The candidates that ``FILE``, ``FOLDER``, ``wheel`` or ``ARCH=FILE`` name."""
     return [_candidate(text) for text in texts]
 
 
-def _candidate(text: str) -> PublicBackbone:
+def _candidate(text: str) -> BackboneSource:
     """A file may have ``=`` in its name; an architecture has no folder in its own."""
     arch, equals, weights = text.partition("=")
     if not equals or "/" in arch or os.path.exists(text):
-        return PublicBackbone(text)
-    return PublicBackbone(weights, arch)
+        return BackboneSource(text)
+    return BackboneSource(weights, arch)
 
 
-def candidate_problems(key: str, candidates: Sequence[PublicBackbone]) -> Iterator[Problem]:
+def candidate_problems(key: str, candidates: Sequence[BackboneSource]) -> Iterator[Problem]:
     """Candidates that cannot be read, as far as can be seen without torch."""
     for candidate in candidates:
         try:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dfme.answers.reading import unanswered
-from dfme.audits.backbone.candidates import SHARE, PublicBackbone
+from dfme.audits.backbone.candidates import SHARE, BackboneSource
 from dfme.audits.backbone.features import Backbone
 from dfme.audits.backbone.images import DrawnImages, ImagesAt, StepHeard
 from dfme.audits.backbone.question import backbone_question
@@ -42,7 +42,7 @@ Tell = Callable[[str], None]
 
 def look(
     job: Job,
-    candidates: Sequence[PublicBackbone],
+    candidates: Sequence[BackboneSource],
     images: int | None,
     tell: Tell,
     progress: StepHeard,
@@ -118,7 +118,7 @@ def _count(job: Job, images: int | None, width: int, teacher: Teacher) -> int:
     return usual
 
 
-def _directory(job: Job, candidates: Sequence[PublicBackbone], count: int) -> RunDirectory:
+def _directory(job: Job, candidates: Sequence[BackboneSource], count: int) -> RunDirectory:
     """A new directory, or the one of the look that is gone on with."""
     config = job.config
     if config.resume:
@@ -130,7 +130,7 @@ def _directory(job: Job, candidates: Sequence[PublicBackbone], count: int) -> Ru
     return directory
 
 
-def _settings(job: Job, candidates: Sequence[PublicBackbone], count: int) -> dict[str, Any]:
+def _settings(job: Job, candidates: Sequence[BackboneSource], count: int) -> dict[str, Any]:
     """The content of config.yaml."""
     backbone = []
     for candidate in candidates:

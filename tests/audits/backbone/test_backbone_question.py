@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dfme.answers.reading import cut_to
-from dfme.audits.backbone.candidates import PublicBackbone, candidate_problems, candidates_of
+from dfme.audits.backbone.candidates import BackboneSource, candidate_problems, candidates_of
 from dfme.audits.backbone.features import Backbone, forms_of
 from dfme.audits.backbone.images import DrawnImages
 from dfme.audits.backbone.question import backbone_question, explained
@@ -174,9 +174,9 @@ def test_candidates_are_files_with_or_without_an_architecture(tmp_path: Path) ->
     odd = tmp_path / "a=b.pt"
     odd.touch()
     assert candidates_of([str(odd), "timm:resnet50=x/y.pt", "x/y=z.pt"]) == [
-        PublicBackbone(str(odd)),
-        PublicBackbone("x/y.pt", "timm:resnet50"),
-        PublicBackbone("x/y=z.pt"),
+        BackboneSource(str(odd)),
+        BackboneSource("x/y.pt", "timm:resnet50"),
+        BackboneSource("x/y=z.pt"),
     ]
-    (problem,) = candidate_problems("backbone", [PublicBackbone(str(tmp_path / "none.pt"))])
+    (problem,) = candidate_problems("backbone", [BackboneSource(str(tmp_path / "none.pt"))])
     assert "no such file or folder" in str(problem.text)
