@@ -36,6 +36,10 @@ ROUNDS = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 """Shares of the budget at which the student learns, where its recipe names none."""
 
 TAIL_STEPS = 300
+
+AT_ONCE = 2
+"""Steps of the last blocks that count as one: so one takes about as long as a batch of features."""
+
 CHECKS = 10
 """Looks at the held-back answers while the last blocks are trained, at even steps."""
 
@@ -191,7 +195,7 @@ class PublicTrainer(StudentTrainer):
         batches = [0, *(math.ceil(count / BATCH) for count in held)]
         steps = [later - sooner + 1 for sooner, later in pairwise(batches)]
         if self._trains_blocks:
-            steps[-1] += batches[-1] + TAIL_STEPS
+            steps[-1] += batches[-1] + TAIL_STEPS // AT_ONCE
         return StepPlan(0, tuple(steps), self.config.rounds)
 
     def _stages_of_round(self, is_last: bool) -> Iterator[Metrics]:
@@ -308,7 +312,8 @@ class PublicTrainer(StudentTrainer):
             place_B = learnt_N[torch.randint(len(learnt_N), (BATCH,), generator=rng)]
             rate = 0.5 * (1 + math.cos(math.pi * step / TAIL_STEPS))
             losses_B = tail.step(part(place_B), answers[place_B], rate)
-            yield {"replay_loss": losses_B.mean()}
+            if (step + 1) % AT_ONCE == 0:
+                yield {"replay_loss": losses_B.mean()}
             if (step + 1) % (TAIL_STEPS // CHECKS):
                 continue
             now = looked()
