@@ -35,12 +35,12 @@ BATCH = 32
 ROUNDS = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 """Shares of the budget at which the student learns, where its recipe names none."""
 
-TAIL_STEPS = 300
+TAIL_STEPS = 160
 
 AT_ONCE = 2
 """Steps of the last blocks that count as one: so one takes about as long as a batch of features."""
 
-CHECKS = 10
+CHECKS = 8
 """Looks at the held-back answers while the last blocks are trained, at even steps."""
 
 PATIENCE = 3
