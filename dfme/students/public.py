@@ -137,7 +137,8 @@ class PublicTrainer(StudentTrainer):
         """The stages in a line, and what they say of the teacher."""
         said = [str(stage) for stage in self.stages if stage.taken or stage.name != "solve"]
         if self._is_exact:
-            said.append("so the teacher is these weights with a last layer of its own")
+            tuned = "" if self._least_residual < heads.EXACT else ", hardly tuned if at all,"
+            said.append(f"so the teacher is these weights{tuned} with a last layer of its own")
         return "; ".join(said)
 
     def learn(self, images_BCHW: Tensor, answers: Tensor, keep: bool = True) -> Metrics:
@@ -177,8 +178,12 @@ class PublicTrainer(StudentTrainer):
     @property
     def _is_exact(self) -> bool:
         """True if the teacher is the public network with another last layer."""
+        return self._least_residual < heads.FROZEN
+
+    @property
+    def _least_residual(self) -> float:
         residuals = [stage.residual for stage in self.stages if stage.residual is not None]
-        return any(residual < heads.FROZEN for residual in residuals)
+        return min(residuals, default=math.inf)
 
     @property
     def _trains_blocks(self) -> bool:

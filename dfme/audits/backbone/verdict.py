@@ -15,8 +15,7 @@ explain the answers, and clearly less so in any other form of the images, but no
 """
 
 EXACT = 1e-3
-"""Residual of what is copied exactly: 1e-6 was measured of float32 answers, .009 of bfloat16 ones.
-"""
+"""As ``EXACT`` of dfme/students/heads.py, which loads torch."""
 
 MUCH = 0.9
 """Agreement above which a model counts as vulnerable (OWASP AITG-APP-09): no advice leads there."""
@@ -71,10 +70,11 @@ class CandidateVerdict:
     def sentence(self) -> str:
         """The verdict in words."""
         if self.kind == "frozen":
-            copied = "copied exactly" if self.is_exact else f"copied ({self.agreement:.1%})"
-            return (
-                f"a frozen public backbone with a linear head: {copied} by {self.needed:,} answers"
-            )
+            what = "a frozen public backbone with a linear head: copied exactly"
+            if not self.is_exact:
+                what = "this backbone, frozen or hardly tuned, with a linear head: copied "
+                what += f"({self.agreement:.1%})"
+            return f"{what} by {self.needed:,} answers"
         if self.kind == "unknown":
             return f"cannot be told: {self.reason}"
         explain = f"explain {self.explained:.0%} of the answers' variance"
