@@ -237,7 +237,8 @@ class PublicTrainer(StudentTrainer):
             solved = heads.solve(*arguments)
             rounded = self._mode.decimals is not None
             taken = self.config.train == "solve" or rounded or solved.residual < heads.FROZEN
-            residual = None if rounded else solved.residual
+            tells = not rounded and math.isfinite(solved.residual)
+            residual = solved.residual if tells else None
             self.stages.append(Stage("solve", images, taken, solved.held_back_agreement, residual))
             if taken:
                 return solved.head

@@ -134,7 +134,7 @@ def test_fewer_answers_than_features_copy_nothing_exactly() -> None:
     owner = network(seed=5)
     trainer = copied(20, "probabilities", owner, train="solve")
     assert agreement(trainer, owner) < 0.98
-    assert trainer.stages[0].residual > 0.01
+    assert trainer.stages[0].residual is None  # four answers held back tell nothing
 
 
 @pytest.mark.parametrize("mode", ["label", "probabilities:2", "top_k:2"])

@@ -42,8 +42,9 @@ class CandidateVerdict:
 
     ``form``: how images reach the backbone; of all forms that were tried the one that explains
     most. ``lead``: how much more of the variance it explains than those of another mean and
-    deviation. ``residual``: of the solve, on held-back answers, as a share of their spread; None of
-    labels. ``explained``: share of the held-back answers' variance that a linear head on the
+    deviation, in the fifth of the images where that is least. ``residual``: of the solve, on
+    held-back answers, as a share of a constant answer's error; None of labels, and where it says
+    nothing. ``explained``: share of the held-back answers' variance that a linear head on the
     features explains. ``agreement``: of that head on held-back answers. ``needed``: answers that an
     exact copy needs.
     """
@@ -79,7 +80,7 @@ class CandidateVerdict:
             return f"cannot be told: {self.reason}"
         explain = f"explain {self.explained:.0%} of the answers' variance"
         if self.kind == "tuned":
-            ways = "tuned, or under a head of several layers, or answers that are changed"
+            ways = "likely tuned, or under a head of several layers, or answers that are changed"
             return f"{ways}: its features still {explain}"
         return f"not this backbone, or tuned far away: its features {explain}"
 
