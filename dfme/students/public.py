@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dfme.answers.reading import top_class
+from dfme.answers.reading import top_class, unanswered
 from dfme.compute.device import derived_seed
 from dfme.compute.modules import evaluating
 from dfme.config.settings import ExtractConfig
@@ -38,6 +38,9 @@ ROUNDS = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 TAIL_STEPS = 300
 CHECKS = 10
 """Looks at the held-back answers while the last blocks are trained, at even steps."""
+
+FEWEST = 2
+"""Answers that a last layer is learnt from; with fewer the student stays as it is."""
 
 PATIENCE = 3
 """Looks in a row that find nothing better, after which the training ends."""
@@ -204,6 +207,9 @@ class PublicTrainer(StudentTrainer):
         self.stages = []
         yield from self._compute_features()
         _, answers = self._held_images.items(self._first, self._held_images.added)
+        if int((~unanswered(answers)).sum()) < FEWEST:
+            yield {}
+            return
         self._take(self._last_layer(answers))
         yield {}
         enough = len(answers) >= HELD_BACK_EVERY * FEWEST_HELD_BACK

@@ -137,6 +137,19 @@ def test_fewer_answers_than_features_copy_nothing_exactly() -> None:
     assert trainer.stages[0].residual is None  # four answers held back tell nothing
 
 
+def test_a_first_round_of_a_single_answer_leaves_the_student_as_it_is() -> None:
+    trainer, spent = trainer_of(2, "label")
+    before = copy.deepcopy(trainer.delivered.state_dict())
+    for number, image in enumerate(images_of(2).split(1), 1):
+        trainer.learn(image, torch.tensor([1]))
+        spent.share = number / 2
+        while trainer.steps_due:
+            trainer.train_pending(1)
+        is_fitted = not torch.equal(before["head.weight"], trainer.delivered.head.weight)
+        assert is_fitted is (number == 2)
+        assert len(trainer.stages) == number - 1
+
+
 @pytest.mark.parametrize("mode", ["label", "probabilities:2", "top_k:2"])
 def test_other_answers_are_fitted(mode: str) -> None:
     owner = network(seed=5)
