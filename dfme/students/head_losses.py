@@ -11,9 +11,9 @@ from dfme.answers.reading import top_class
 from dfme.spec import LabelMode
 from dfme.students.losses import SMALLEST, log_probabilities
 
-FEWEST = 8
+MIN_IMAGES = 8
 """Images with known log-odds: of the heads that are tried, one comes near fewer by chance."""
-LEAST_SPREAD = 1e-5
+MIN_SPREAD = 1e-5
 """Of log-odds: what float32 answers of a teacher that says the same of all images differ by."""
 
 
@@ -51,14 +51,14 @@ def residual(scores_NK: Tensor, odds_NK: Tensor, known_NK: Tensor, constant_K: T
     """
     top_N1 = odds_NK.masked_fill(~known_NK, -math.inf).argmax(dim=1, keepdim=True)
     others_NK = (known_NK & known_NK.gather(1, top_N1)).scatter(1, top_N1, False)
-    if int(others_NK.any(dim=1).sum()) < FEWEST:
+    if int(others_NK.any(dim=1).sum()) < MIN_IMAGES:
         return math.inf
     truth = (odds_NK - odds_NK.gather(1, top_N1))[others_NK]
     guess = (scores_NK - scores_NK.gather(1, top_N1))[others_NK]
     constant_NK = constant_K.expand_as(odds_NK)
     usual_guess = (constant_NK - constant_NK.gather(1, top_N1))[others_NK]
     spread = float((usual_guess - truth).abs().median())
-    return float((guess - truth).abs().median()) / spread if spread > LEAST_SPREAD else math.inf
+    return float((guess - truth).abs().median()) / spread if spread > MIN_SPREAD else math.inf
 
 
 def usual(odds_NK: Tensor, known_NK: Tensor) -> Tensor:

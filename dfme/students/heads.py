@@ -21,7 +21,7 @@ from dfme.compute.device import derived_seed
 from dfme.errors import UserError, say
 from dfme.spec import LabelMode
 from dfme.students.head_descent import Descent, LeastSquares, Scaling, WeightedSquares
-from dfme.students.head_losses import FEWEST, Entropy, residual, targets, usual
+from dfme.students.head_losses import MIN_IMAGES, Entropy, residual, targets, usual
 from dfme.students.losses import SMALLEST
 
 EXACT_RIDGES = tuple(10.0**-exponent for exponent in range(2, 17, 2))
@@ -345,5 +345,5 @@ def _split(features_ND: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     spare = images - answers_needed(features_ND.shape[1])
     if spare > 0:
         unneeded = images - features_ND.shape[1] - 2
-        held = min(held, max((spare + 1) // 2, min(FEWEST, unneeded)))
+        held = min(held, max((spare + 1) // 2, min(MIN_IMAGES, unneeded)))
     return order[held:], order[:held]

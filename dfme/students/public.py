@@ -39,7 +39,7 @@ TAIL_STEPS = 300
 CHECKS = 10
 """Looks at the held-back answers while the last blocks are trained, at even steps."""
 
-FEWEST = 2
+MIN_ANSWERS = 2
 """Answers that a last layer is learnt from; with fewer the student stays as it is."""
 
 PATIENCE = 3
@@ -49,8 +49,8 @@ HELD_BACK_EVERY = 8
 """Of so many answers one is held back from the training of the last blocks."""
 
 
-FEWEST_HELD_BACK = 10
-"""Answers held back, with fewer of which nothing can be told of the last blocks."""
+MIN_FOR_BLOCKS = 10 * HELD_BACK_EVERY
+"""Answers; with fewer than ten of them held back nothing can be told of the last blocks."""
 
 MAX_BYTES = 2 << 30
 """Of activations in memory; of more images the network is computed whole at every step."""
@@ -198,7 +198,7 @@ class PublicTrainer(StudentTrainer):
         held = [min(most, math.ceil(share * images)) for share in self.config.rounds]
         batches = [0, *(math.ceil(count / BATCH) for count in held)]
         steps = [later - sooner + 1 for sooner, later in pairwise(batches)]
-        if self._trains_blocks:
+        if self._trains_blocks and held[-1] >= MIN_FOR_BLOCKS:
             steps[-1] += batches[-1] + TAIL_STEPS
         return StepPlan(0, tuple(steps), self.config.rounds)
 
@@ -207,12 +207,12 @@ class PublicTrainer(StudentTrainer):
         self.stages = []
         yield from self._compute_features()
         _, answers = self._held_images.items(self._first, self._held_images.added)
-        if int((~unanswered(answers)).sum()) < FEWEST:
+        if int((~unanswered(answers)).sum()) < MIN_ANSWERS:
             yield {}
             return
         self._take(self._last_layer(answers))
         yield {}
-        enough = len(answers) >= HELD_BACK_EVERY * FEWEST_HELD_BACK
+        enough = len(answers) >= MIN_FOR_BLOCKS
         if is_last and self._trains_blocks and enough and not self._is_exact:
             yield from self._last_blocks(answers)
 

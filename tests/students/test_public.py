@@ -19,7 +19,7 @@ from dfme.students.features import FeatureCache
 from dfme.students.heads import Head
 from dfme.students.losses import make_distance
 from dfme.students.optimizers import Schedule
-from dfme.students.public import PublicTrainer, feature_key
+from dfme.students.public import TAIL_STEPS, PublicTrainer, feature_key
 from dfme.students.replay import Replay
 from dfme.students.tail import TailTraining
 
@@ -135,6 +135,13 @@ def test_fewer_answers_than_features_copy_nothing_exactly() -> None:
     trainer = copied(20, "probabilities", owner, train="solve")
     assert agreement(trainer, owner) < 0.98
     assert trainer.stages[0].residual is None  # four answers held back tell nothing
+
+
+def test_steps_of_the_last_blocks_are_planned_where_enough_answers_can_be_held_back() -> None:
+    few, _ = trainer_of(79, "label")
+    enough, _ = trainer_of(80, "label")
+    assert few.plan.edges[-1] == 3 + 2  # batches of features, and a last layer in each round
+    assert enough.plan.edges[-1] == few.plan.edges[-1] + 3 + TAIL_STEPS
 
 
 def test_a_first_round_of_a_single_answer_leaves_the_student_as_it_is() -> None:
