@@ -9,6 +9,7 @@ from pydantic.dataclasses import dataclass
 
 from dfme.cli.arguments import RECIPE_ONLY, CommandInputs, arguments_of
 from dfme.cli.flags import Flag, last_text, tell
+from dfme.config.layers import Author
 from dfme.config.sections import AnswersConfig
 from dfme.config.settings import EvaluationConfig, ExtractConfig, ScheduleConfig, StudentConfig
 from dfme.config.values import CONFIG, Basic, Device, Seed, narrowed
@@ -21,6 +22,7 @@ from dfme.run.checks import (
     evaluation_problems,
     fresh_directory_problems,
     net_problems,
+    weights_problems,
 )
 from dfme.run.directory import RunDirectory
 
@@ -71,6 +73,9 @@ def run(words: Sequence[str]) -> int:
     """Train, and print what came of it."""
     arguments = arguments_of(words, INPUTS)
     config = arguments.config
+    authors = map(arguments.settings.author, ("student.weights", "student.arch"))
+    if tuple(authors) == (Author.FLAG, Author.RECORD):  # other weights than the run's say theirs
+        config = replace(config, student=replace(config.student, arch="auto"))
     arguments.finish(_problems(config))
     from dfme.run.retrain import retrain
 
@@ -81,7 +86,10 @@ def run(words: Sequence[str]) -> int:
 
 
 def _problems(config: RetrainConfig) -> Iterator[Problem]:
-    yield from net_problems("student.arch", config.student.arch)
+    if config.student.weights is None:
+        yield from net_problems("student.arch", config.student.arch)
+    else:
+        yield from weights_problems(config.student.weights, config.student.arch)
     yield from evaluation_problems(config.evaluation)
     yield from answers_problems(config.answers, config.student.loss, config.answers.times)
     if not (Path(config.run) / "config.yaml").is_file():

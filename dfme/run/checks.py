@@ -76,9 +76,7 @@ def _weights_problems(job: Job, weights: str) -> Iterator[Problem]:
         named = say("expected a name as {student.arch} with it, such as timm:NAME")
         yield Problem("student.weights", named, got="a network of your own")
     else:
-        yield from _caught(
-            "student.weights", partial(check_weights, weights, job.config.student.arch)
-        )
+        yield from weights_problems(weights, job.config.student.arch)
     train = job.config.student.train
     if train not in ("auto", "all") and hasattr(job.method_config, "latent_size"):
         whole = "expected all, or auto, with method {}, whose generator learns from gradients"
@@ -86,6 +84,11 @@ def _weights_problems(job: Job, weights: str) -> Iterator[Problem]:
     if learns_in_stages(job) and students_of(job) > 1:
         one = say("expected one student, or {student.train:all}, since all would be the same")
         yield Problem("student.train", one, got=f"{train} and {students_of(job)} students")
+
+
+def weights_problems(weights: str, arch: str) -> Iterator[Problem]:
+    """Public weights that are not there, or not of the architecture."""
+    yield from _caught("student.weights", partial(check_weights, weights, arch))
 
 
 OF_STEPS: tuple[str, ...] = (

@@ -200,6 +200,8 @@ def retrain(
             weights=public_weights(settings),
         )
         settings = replace(settings, student=replace(student, rounds=(1.0,)))
+        if student.weights is not None:  # whose steps follow the answers
+            settings = replace(settings, budget=len(paid.replay))
         torch.manual_seed(derived_seed(settings.seed, "global"))
         schedule = Schedule(settings.schedule)
         trainer = build_trainer(settings, nets, mode, paid.replay, schedule, streams, directory=run)

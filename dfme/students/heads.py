@@ -21,7 +21,7 @@ from dfme.compute.device import derived_seed
 from dfme.errors import UserError, say
 from dfme.spec import LabelMode
 from dfme.students.head_descent import Descent, LeastSquares, Scaling, WeightedSquares
-from dfme.students.head_losses import Entropy, residual, targets
+from dfme.students.head_losses import MIN_IMAGES, Entropy, residual, targets, usual
 from dfme.students.losses import SMALLEST
 
 EXACT_RIDGES = tuple(10.0**-exponent for exponent in range(2, 17, 2))
@@ -38,6 +38,9 @@ SMALL_DEVIATION = 0.01
 """Of a logarithm: smaller ones weigh no more, or the descent would not come near its minimum."""
 LARGE_DEVIATION = 0.1
 
+
+EXACT = 1e-3
+"""Residual up to which nothing is left but the rounding of float32: 1e-6 was measured."""
 
 FROZEN = 0.03
 """Residual up to which the owner's model is these features with a linear head.
@@ -64,10 +67,10 @@ class Head:
 class Solved:
     """A head, and what its answers say of it.
 
-    ``residual``: median error of held-back answers' log-odds, as a share of their median distance
-    from the median, by a head without them: 1e-6 where the owner has a linear head on these
-    features, about .5 where the owner's features differ. It says so only for ``answers_needed``
-    answers or more, and unrounded.
+    ``residual``: median error of held-back answers' log-odds by a head without them, as a share of
+    that of a constant answer: 1e-6 where the owner has a linear head on these features, about .5
+    where the owner's features differ; infinite where the answers do not differ, or too few are
+    held back. It says so only for ``answers_needed`` answers or more, and unrounded.
     ``held_back_agreement``: of the same answers. ``ridge``: as a share of the features' mean square
     norm. ``resolved``: share of the answers' numbers that are more than a bound. ``rank``:
     directions in which the features differ by more than float32's rounding; ``condition``: the
@@ -155,9 +158,10 @@ class _HeldBack:
 
     def residual(self, scores_NK: Tensor) -> float:
         """Error of the held-back answers' scores: see ``head_losses.residual``."""
-        answers_NK = self.answers[self.held]
-        known_NK = _weights(answers_NK, self.mode) > 0
-        return residual(scores_NK, _log_scores(answers_NK, self.mode), known_NK)
+        odds_NK = _log_scores(self.answers, self.mode)
+        known_NK = _weights(self.answers, self.mode) > 0
+        constant_K = usual(odds_NK[self.kept], known_NK[self.kept])
+        return residual(scores_NK, odds_NK[self.held], known_NK[self.held], constant_K)
 
     @property
     def half_deviation(self) -> float:
@@ -276,8 +280,8 @@ def _linear(task: _HeldBack) -> tuple[_Trial, _Trial]:
         weight_DK, bias_K = kept(ridge, weight_DK, bias_K, 2 * STEPS)
         scores_NK = scaled_ND[task.held] @ weight_DK + bias_K
         trial = _Trial(task.agreement(scores_NK), ridge, weight_DK, bias_K, scaling)
-        trials.append((task.residual(scores_NK), trial))
-    _, trial = min(trials, key=lambda pair: pair[0])
+        trials.append((task.residual(scores_NK), -trial.agreement, trial))
+    *_, trial = min(trials, key=lambda row: row[:2])
     everything = _squares(scaled_ND, odds_NK, sure_NK)
     weight_DK, bias_K = everything(trial.ridge, trial.weight_DK, trial.bias_K, CONJUGATE_STEPS)
     return trial, _Trial(trial.agreement, trial.ridge, weight_DK, bias_K, scaling)
@@ -340,5 +344,6 @@ def _split(features_ND: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     held = max(1, round(HELD_BACK * images))
     spare = images - answers_needed(features_ND.shape[1])
     if spare > 0:
-        held = min(held, (spare + 1) // 2)
+        unneeded = images - features_ND.shape[1] - 2
+        held = min(held, max((spare + 1) // 2, min(MIN_IMAGES, unneeded)))
     return order[held:], order[:held]

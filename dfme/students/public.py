@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dfme.answers.reading import top_class
+from dfme.answers.reading import top_class, unanswered
 from dfme.compute.device import derived_seed
 from dfme.compute.modules import evaluating
 from dfme.config.settings import ExtractConfig
@@ -43,6 +43,9 @@ AT_ONCE = 2
 CHECKS = 8
 """Looks at the held-back answers while the last blocks are trained, at even steps."""
 
+MIN_ANSWERS = 2
+"""Answers that a last layer is learnt from; with fewer the student stays as it is."""
+
 PATIENCE = 3
 """Looks in a row that find nothing better, after which the training ends."""
 
@@ -50,8 +53,8 @@ HELD_BACK_EVERY = 8
 """Of so many answers one is held back from the training of the last blocks."""
 
 
-MIN_HELD_BACK = 10
-"""Answers held back, with fewer of which nothing can be told of the last blocks."""
+MIN_FOR_BLOCKS = 10 * HELD_BACK_EVERY
+"""Answers; with fewer than ten of them held back nothing can be told of the last blocks."""
 
 MAX_BYTES = 2 << 30
 """Of activations in memory; of more images the network is computed whole at every step."""
@@ -141,7 +144,8 @@ class PublicTrainer(StudentTrainer):
         """The stages in a line, and what they say of the teacher."""
         said = [str(stage) for stage in self.stages if stage.taken or stage.name != "solve"]
         if self._is_exact:
-            said.append("so the teacher is these weights with a last layer of its own")
+            tuned = "" if self._least_residual < heads.EXACT else ", hardly tuned if at all,"
+            said.append(f"so the teacher is these weights{tuned} with a last layer of its own")
         return "; ".join(said)
 
     def learn(self, images_BCHW: Tensor, answers: Tensor, keep: bool = True) -> Metrics:
@@ -181,8 +185,12 @@ class PublicTrainer(StudentTrainer):
     @property
     def _is_exact(self) -> bool:
         """True if the teacher is the public network with another last layer."""
+        return self._least_residual < heads.FROZEN
+
+    @property
+    def _least_residual(self) -> float:
         residuals = [stage.residual for stage in self.stages if stage.residual is not None]
-        return any(residual < heads.FROZEN for residual in residuals)
+        return min(residuals, default=math.inf)
 
     @property
     def _trains_blocks(self) -> bool:
@@ -194,7 +202,7 @@ class PublicTrainer(StudentTrainer):
         held = [min(most, math.ceil(share * images)) for share in self.config.rounds]
         batches = [0, *(math.ceil(count / BATCH) for count in held)]
         steps = [later - sooner + 1 for sooner, later in pairwise(batches)]
-        if self._trains_blocks:
+        if self._trains_blocks and held[-1] >= MIN_FOR_BLOCKS:
             steps[-1] += batches[-1] + TAIL_STEPS // AT_ONCE
         return StepPlan(0, tuple(steps), self.config.rounds)
 
@@ -203,9 +211,12 @@ class PublicTrainer(StudentTrainer):
         self.stages = []
         yield from self._compute_features()
         _, answers = self._held_images.items(self._first, self._held_images.added)
+        if int((~unanswered(answers)).sum()) < MIN_ANSWERS:
+            yield {}
+            return
         self._take(self._last_layer(answers))
         yield {}
-        enough = len(answers) >= HELD_BACK_EVERY * MIN_HELD_BACK
+        enough = len(answers) >= MIN_FOR_BLOCKS
         if is_last and self._trains_blocks and enough and not self._is_exact:
             yield from self._last_blocks(answers)
 
@@ -236,7 +247,8 @@ class PublicTrainer(StudentTrainer):
             solved = heads.solve(*arguments)
             rounded = self._mode.decimals is not None
             taken = self.config.train == "solve" or rounded or solved.residual < heads.FROZEN
-            residual = None if rounded else solved.residual
+            tells = not rounded and math.isfinite(solved.residual)
+            residual = solved.residual if tells else None
             self.stages.append(Stage("solve", images, taken, solved.held_back_agreement, residual))
             if taken:
                 return solved.head

@@ -152,6 +152,22 @@ def test_the_students_file_needs_no_weights_file(
 
 
 @pytest.mark.integration
+def test_other_weights_are_retrained_without_their_architecture_and_by_the_answers_paid(
+    home: Path,
+) -> None:
+    import timm
+
+    folder = home / "vit"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"architecture": "test_vit"}')
+    save_file(timm.create_model("test_vit", False).state_dict(), folder / "model.safetensors")
+    assert run("retrain --run run --student.weights vit --student.train head --out again") == 0
+    retrained = summary(home / "again")
+    assert retrained["student_arch"] == "timm:test_vit"
+    assert retrained["student_steps"] == 3  # 40 images in batches of 32, and the last layer
+
+
+@pytest.mark.integration
 def test_students_of_later_rounds_begin_from_the_public_weights_again(home: Path) -> None:
     from dfme.run.components import build_nets
     from dfme.spec import ImageSpec

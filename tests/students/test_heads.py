@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from dfme.answers.reading import NO_ANSWER
+from dfme.audits.backbone import verdict
 from dfme.errors import UserError
 from dfme.spec import LabelMode
-from dfme.students.heads import Head, answers_needed, fit, solve
+from dfme.students.heads import EXACT, FROZEN, Head, answers_needed, fit, solve
 
 FULL = LabelMode("probabilities")
 WIDTH = 60
@@ -84,6 +85,33 @@ def test_the_residual_tells_an_owner_whose_features_are_others():
     owner = torch.tanh(asked @ random_features(WIDTH, WIDTH, seed=3) / 4)
     solved = solve(asked, probabilities(true_head(5), owner), FULL, 5)
     assert 0.1 < solved.residual < 2
+
+
+@pytest.mark.parametrize("classes", [2, 5, 20])
+@pytest.mark.parametrize(("size", "bias"), [(0.05, 4.0), (1e-3, 1.0), (0.0, 1.0)])
+def test_a_teacher_that_says_nearly_the_same_of_all_images_is_not_taken_for_the_backbone(
+    classes: int, size: float, bias: float
+) -> None:
+    """Its classes' usual answers explain nearly all of the log-odds, and any head knows them."""
+    asked = random_features(300)
+    owner = torch.tanh(asked @ random_features(WIDTH, WIDTH, seed=3) / 4)
+    often = bias * torch.randn(classes, generator=torch.Generator().manual_seed(1))
+    scores = size * true_head(classes)(owner) + often
+    assert solve(asked, scores.softmax(dim=1), FULL, classes).residual > 5 * FROZEN
+    assert solve(asked, scores, LabelMode("logits"), classes).residual > 5 * FROZEN
+
+
+@pytest.mark.parametrize("images", [8, 20, 39, WIDTH + 7])
+def test_a_few_answers_held_back_tell_nothing_of_the_owner(images: int) -> None:
+    """By chance a head comes near single ones: of 100 owners of noise to none."""
+    for seed in range(25):
+        asked = random_features(images, seed=seed)
+        noise = torch.randn(images, 2, generator=torch.Generator().manual_seed(100 + seed))
+        assert solve(asked, noise.softmax(dim=1), FULL, 2).residual > FROZEN
+
+
+def test_the_checks_words_and_the_solve_mean_the_same_by_exact() -> None:
+    assert verdict.EXACT == EXACT
 
 
 def test_answers_of_zero_are_bounds_and_the_head_is_exact_all_the_same():

@@ -19,7 +19,7 @@ from dfme.students.features import FeatureCache
 from dfme.students.heads import Head
 from dfme.students.losses import make_distance
 from dfme.students.optimizers import Schedule
-from dfme.students.public import PublicTrainer, feature_key
+from dfme.students.public import TAIL_STEPS, PublicTrainer, feature_key
 from dfme.students.replay import Replay
 from dfme.students.tail import TailTraining
 
@@ -134,7 +134,27 @@ def test_fewer_answers_than_features_copy_nothing_exactly() -> None:
     owner = network(seed=5)
     trainer = copied(20, "probabilities", owner, train="solve")
     assert agreement(trainer, owner) < 0.98
-    assert trainer.stages[0].residual > 0.01
+    assert trainer.stages[0].residual is None  # four answers held back tell nothing
+
+
+def test_steps_of_the_last_blocks_are_planned_where_enough_answers_can_be_held_back() -> None:
+    few, _ = trainer_of(79, "label")
+    enough, _ = trainer_of(80, "label")
+    assert few.plan.edges[-1] == 3 + 2  # batches of features, and a last layer in each round
+    assert enough.plan.edges[-1] == few.plan.edges[-1] + 3 + TAIL_STEPS
+
+
+def test_a_first_round_of_a_single_answer_leaves_the_student_as_it_is() -> None:
+    trainer, spent = trainer_of(2, "label")
+    before = copy.deepcopy(trainer.delivered.state_dict())
+    for number, image in enumerate(images_of(2).split(1), 1):
+        trainer.learn(image, torch.tensor([1]))
+        spent.share = number / 2
+        while trainer.steps_due:
+            trainer.train_pending(1)
+        is_fitted = not torch.equal(before["head.weight"], trainer.delivered.head.weight)
+        assert is_fitted is (number == 2)
+        assert len(trainer.stages) == number - 1
 
 
 @pytest.mark.parametrize("mode", ["label", "probabilities:2", "top_k:2"])

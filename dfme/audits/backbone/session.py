@@ -35,6 +35,8 @@ from dfme.version import __version__
 
 CONFIG = "config.yaml"
 RESULT = "backbone.json"
+MIN_IMAGES = 10
+"""Images that are asked: by fewer nothing can be compared."""
 AT_ONCE = 64
 """Images of up to 64x64 pixels in a batch."""
 Tell = Callable[[str], None]
@@ -100,6 +102,10 @@ def _count(job: Job, images: int | None, width: int, teacher: Teacher) -> int:
     another number than a look was begun with.
     """
     usual = math.ceil(SHARE * width)
+    if images is not None and images < MIN_IMAGES:
+        raise OptionError(
+            "images", f"expected {MIN_IMAGES} or more, such as {usual}", got=str(images)
+        )
     if job.config.resume:
         recorded = load_yaml(Path(job.config.out or "") / CONFIG, own=True).get("images")
         if not isinstance(recorded, int) or images not in (None, recorded):

@@ -15,8 +15,7 @@ explain the answers, and clearly less so in any other form of the images, but no
 """
 
 EXACT = 1e-3
-"""Residual of what is copied exactly: 1e-6 was measured of float32 answers, .009 of bfloat16 ones.
-"""
+"""As ``EXACT`` of dfme/students/heads.py, which loads torch."""
 
 MUCH = 0.9
 """Agreement above which a model counts as vulnerable (OWASP AITG-APP-09): no advice leads there."""
@@ -43,8 +42,9 @@ class CandidateVerdict:
 
     ``form``: how images reach the backbone; of all forms that were tried the one that explains
     most. ``lead``: how much more of the variance it explains than those of another mean and
-    deviation. ``residual``: of the solve, on held-back answers, as a share of their spread; None of
-    labels. ``explained``: share of the held-back answers' variance that a linear head on the
+    deviation, in the fifth of the images where that is least. ``residual``: of the solve, on
+    held-back answers, as a share of a constant answer's error; None of labels, and where it says
+    nothing. ``explained``: share of the held-back answers' variance that a linear head on the
     features explains. ``agreement``: of that head on held-back answers. ``needed``: answers that an
     exact copy needs.
     """
@@ -71,15 +71,16 @@ class CandidateVerdict:
     def sentence(self) -> str:
         """The verdict in words."""
         if self.kind == "frozen":
-            copied = "copied exactly" if self.is_exact else f"copied ({self.agreement:.1%})"
-            return (
-                f"a frozen public backbone with a linear head: {copied} by {self.needed:,} answers"
-            )
+            what = "a frozen public backbone with a linear head: copied exactly"
+            if not self.is_exact:
+                what = "this backbone, frozen or hardly tuned, with a linear head: copied "
+                what += f"({self.agreement:.1%})"
+            return f"{what} by {self.needed:,} answers"
         if self.kind == "unknown":
             return f"cannot be told: {self.reason}"
         explain = f"explain {self.explained:.0%} of the answers' variance"
         if self.kind == "tuned":
-            ways = "tuned, or under a head of several layers, or answers that are changed"
+            ways = "likely tuned, or under a head of several layers, or answers that are changed"
             return f"{ways}: its features still {explain}"
         return f"not this backbone, or tuned far away: its features {explain}"
 

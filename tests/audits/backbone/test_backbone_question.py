@@ -1,5 +1,6 @@
 """Owners made from a small public backbone by the test: which of them is told to be it, and why."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -116,6 +117,27 @@ def test_what_is_no_frozen_backbone_is_not_called_one(kind: str, tmp_path: Path)
     assert best.residual is not None
     assert best.residual > 0.05
     assert "copied" not in best.sentence
+
+
+@pytest.mark.parametrize("kind", ["noise", "other"])
+def test_owners_that_have_nothing_of_the_backbone_are_not_called_tuned(
+    kind: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(3)
+    if kind == "other":
+        net = owner(published(tmp_path, seed=7))
+    else:
+        layers = [nn.Conv2d(3, 16, 3, 2), nn.ReLU(), nn.Conv2d(16, 32, 3, 2), nn.ReLU()]
+        net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, CLASSES))
+    for seed in (1, 2, 5):
+        assert judged(ask(net.eval()), published(tmp_path, seed=seed)).best.kind == "other"
+
+
+def test_a_teacher_that_answers_the_same_to_all_images_cannot_be_told(tmp_path: Path) -> None:
+    p_NK = torch.tensor([[0.7, 0.1, 0.1, 0.1]]).repeat(125, 1)
+    verdict = judged(p_NK, published(tmp_path))
+    assert verdict.best.sentence.startswith("cannot be told: all images have nearly the same")
+    json.dumps(verdict.document(), allow_nan=False)
 
 
 def test_few_coarse_or_no_scores_tell_nothing_exactly(tmp_path: Path) -> None:
