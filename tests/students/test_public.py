@@ -19,7 +19,7 @@ from dfme.students.features import FeatureCache
 from dfme.students.heads import Head
 from dfme.students.losses import make_distance
 from dfme.students.optimizers import Schedule
-from dfme.students.public import TAIL_STEPS, PublicTrainer, feature_key
+from dfme.students.public import AT_ONCE, TAIL_STEPS, PublicTrainer, feature_key
 from dfme.students.replay import Replay
 from dfme.students.tail import TailTraining
 
@@ -141,7 +141,7 @@ def test_steps_of_the_last_blocks_are_planned_where_enough_answers_can_be_held_b
     few, _ = trainer_of(79, "label")
     enough, _ = trainer_of(80, "label")
     assert few.plan.edges[-1] == 3 + 2  # batches of features, and a last layer in each round
-    assert enough.plan.edges[-1] == few.plan.edges[-1] + 3 + TAIL_STEPS
+    assert enough.plan.edges[-1] == few.plan.edges[-1] + 3 + TAIL_STEPS // AT_ONCE
 
 
 def test_a_first_round_of_a_single_answer_leaves_the_student_as_it_is() -> None:
