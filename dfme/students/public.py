@@ -64,8 +64,9 @@ MAX_BYTES = 2 << 30
 class Stage:
     """What a stage of a round came to, on so many ``images``.
 
-    ``held_back``: agreement on answers that were not learnt from. ``residual``: of the solve, as a
-    share of the spread of the log-odds. ``taken``: whether the student has it.
+    ``held_back``: agreement on answers that were not learnt from; ``before``: what the last layer
+    alone had on the same ones, which are not those of another stage. ``residual``: of the solve
+    (``heads.Solved``). ``taken``: whether the student has it.
     """
 
     name: str
@@ -73,19 +74,23 @@ class Stage:
     taken: bool
     held_back: float | None = None
     residual: float | None = None
+    before: float | None = None
 
     def __str__(self) -> str:
         if self.residual is not None:
             how = f"residual {self.residual:.1g} on answers held back"
             return f"its last layer was solved from {self.images:,} answers, {how}"
+        if self.name == "tail" and not self.taken:
+            return "training its last blocks did not help"
         part = {
             "solve": "its last layer was solved",
             "head": "its last layer was fitted",
             "tail": "its last blocks were trained",
         }
-        outcome = part[self.name] if self.taken else "training its last blocks did not help"
-        right = "" if self.held_back is None else f" ({self.held_back:.1%} of answers held back)"
-        return outcome + right
+        before = "" if self.before is None else f"{self.before:.1%} before, then "
+        share = f"{before}{self.held_back:.1%}" if self.held_back is not None else ""
+        right = f" ({share} of answers held back)" if share else ""
+        return part[self.name] + right
 
 
 class PublicTrainer(StudentTrainer):
@@ -317,7 +322,7 @@ class PublicTrainer(StudentTrainer):
     ) -> Iterator[Metrics]:
         """Steps of the last blocks, of which the best that was ``looked`` at is taken."""
         rng = torch.Generator().manual_seed(derived_seed(self._seed, "last blocks"))
-        best = looked()
+        before = best = looked()
         weights = None
         worse = 0
         for step in range(TAIL_STEPS):
@@ -336,7 +341,8 @@ class PublicTrainer(StudentTrainer):
             if worse == PATIENCE:
                 break
         images = len(answers)
-        self.stages.append(Stage("tail", images, weights is not None, best[0]))
+        taken = weights is not None
+        self.stages.append(Stage("tail", images, taken, best[0], before=before[0]))
         if weights is not None:
             tail.tuned.load_state_dict(weights)
             tuned = tail.tuned.head
