@@ -95,6 +95,8 @@ SGD = _eager(torch.optim.SGD)
 
 Adam = _eager(torch.optim.Adam)
 
+LBFGS = _eager(torch.optim.LBFGS)
+
 
 MAX_PENDING = 4_096  # flags of an accelerator that wait to be read at most
 

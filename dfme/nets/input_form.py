@@ -1,7 +1,7 @@
 """Images as a backbone sees them: size, scaling, and the sizes that a net can take. No torch."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from dfme.spec import ImageSpec
 
@@ -59,3 +59,23 @@ def seen_size(spec: ImageSpec, published: Size, sizes: Sizes) -> Size:
     )
     whole = height % sizes.patch[0] == 0 and width % sizes.patch[1] == 0
     return (height, width) if whole and 2 * height >= tall and 2 * width >= wide else (tall, wide)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Which public weights a student started from: fields of ``PublicWeights``."""
+
+    arch: str
+    name: str
+    digest: str
+    config: str = ""
+
+
+def published_facts(net: object) -> dict[str, Any] | None:
+    """What a record says of the public weights that a net started from; None of another net."""
+    origin = getattr(net, "origin", None)
+    form = getattr(net, "form", None)
+    if not isinstance(origin, Origin) or not isinstance(form, InputForm):
+        return None
+    said = {name: value for name, value in vars(origin).items() if name != "config"}
+    return said | {name: list(value) for name, value in vars(form).items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from dfme.config.imports import blaming
 from dfme.errors import OptionError, UserError, say
 from dfme.nets.backbones import Blueprint, form_of_timm
 from dfme.nets.files import differences, infer_net
-from dfme.nets.input_form import InputForm, Size, seen_size
+from dfme.nets.input_form import InputForm, Origin, Size, seen_size
 from dfme.nets.public_parts import parts_of
 from dfme.nets.sources import (
     TRANSFORMERS,
@@ -36,6 +36,7 @@ from dfme.spec import ImageSpec
 
 __all__ = [
     "InputForm",
+    "Origin",
     "PublicNet",
     "PublicWeights",
     "check_weights",
@@ -70,16 +71,6 @@ class PublicWeights:
     def origin(self) -> Origin:
         """What a student keeps of them beside the numbers."""
         return Origin(self.arch, self.name, self.digest, self.config)
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Which public weights a student started from: fields of ``PublicWeights``."""
-
-    arch: str
-    name: str
-    digest: str
-    config: str = ""
 
 
 def read_weights(weights: str, arch: str = "auto") -> PublicWeights:
@@ -226,15 +217,6 @@ def public_net(
     _require_fit(net.backbone, state, f"{weights.name} as {weights.arch}")
     net.backbone.load_state_dict(state, strict=False)
     return net
-
-
-def published_facts(net: nn.Module) -> dict[str, Any] | None:
-    """What a record says of the public weights that a net started from; None of another net."""
-    if not isinstance(net, PublicNet):
-        return None
-    origin = {name: value for name, value in vars(net.origin).items() if name != "config"}
-    form = {name: list(value) for name, value in vars(net.form).items()}
-    return {**origin, **form}
 
 
 def empty_net(origin: Origin, spec: ImageSpec, num_classes: int, form: InputForm) -> PublicNet:

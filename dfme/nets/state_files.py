@@ -14,7 +14,6 @@ from torch import Tensor
 
 from dfme.config.messages import safe_name
 from dfme.errors import Text, UserError, flag, say
-from dfme.nets.pickles import NotPlainError, load_plain
 from dfme.nets.safetensors_file import is_safetensors, read_safetensors
 
 State = dict[str, Tensor]
@@ -199,6 +198,8 @@ def _looks_like(head: bytes, path: Path) -> str:
 
 def _read_pickle(path: Path) -> object:
     """Read what PyTorch saved; every failure becomes one line."""
+    from dfme.nets.pickles import NotPlainError, load_plain
+
     try:
         return load_plain(path)
     except NotPlainError as error:

@@ -32,7 +32,6 @@ from dfme.run.directory import RunDirectory
 from dfme.run.evaluation import OwnersRecord, examination_of
 from dfme.run.job import document, resume_command
 from dfme.run.loop import Interrupt, Progress, goal_of
-from dfme.run.minutes import within_minutes
 from dfme.run.opening import (
     OpenRecord,
     changed_source,
@@ -102,7 +101,7 @@ def run_job(
             held.callback(built.info.close)
         job = replace(job, config=replace(job.config, minutes=None)) if resume else job
         lines = list[str]()
-        job = within_minutes(sized(job, built, lines.append), built, is_local(job), evaluation)
+        job = _in_time(sized(job, built, lines.append), built, evaluation)
         ours = is_local(job) or job.teacher.kind not in KINDS
         free = own_process and device.type == "cpu" and ours
         run = open_run(job, built, device, held, resume, console, evaluation, free and not resume)
@@ -126,6 +125,15 @@ def run_job(
                 kept = f"stopped at once, all that was paid is kept; go on with:\n  {again}"
             run.recorder.note(kept)
             raise
+
+
+def _in_time(job: Job, teacher: Teacher, evaluation: ImageSet | None) -> Job:
+    """The job with the student's steps that fit its ``minutes``, if any."""
+    if job.config.minutes is None:
+        return job
+    from dfme.run.minutes import within_minutes
+
+    return within_minutes(job, teacher, is_local(job), evaluation)
 
 
 def build_teacher(

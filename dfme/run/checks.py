@@ -15,7 +15,6 @@ from dfme.data import check_dataset
 from dfme.errors import Problem, Ref, Text, UserError, say
 from dfme.methods import METHODS, entry_of
 from dfme.nets import check_net, find_net, is_own
-from dfme.nets.sources import check_weights
 from dfme.queries.programs import check_pool, check_programs
 from dfme.run.directory import holds_something, is_run
 from dfme.run.job import POOLS, idle_problems
@@ -88,6 +87,8 @@ def _weights_problems(job: Job, weights: str) -> Iterator[Problem]:
 
 def weights_problems(weights: str, arch: str) -> Iterator[Problem]:
     """Public weights that are not there, or not of the architecture."""
+    from dfme.nets.sources import check_weights
+
     yield from _caught("student.weights", partial(check_weights, weights, arch))
 
 

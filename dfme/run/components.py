@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,25 +19,19 @@ from dfme.methods.base import Components, Method
 from dfme.nets import auto_net, build_net, find_net
 from dfme.nets.files import infer_net
 from dfme.nets.generators import DrawImages, Generator, GeneratorNet, Transforming
-from dfme.nets.public import (
-    PublicNet,
-    PublicWeights,
-    public_net,
-    published_facts,
-    read_weights,
-)
 from dfme.oracle.oracle import Oracle
 from dfme.queries.pool import ImageSource
 from dfme.queries.programs import ProceduralImages
 from dfme.queries.sampler import Evolution, QuerySampler
 from dfme.run.checks import keeps_answers, learns_in_stages, students_of
 from dfme.spec import ImageSpec, LabelMode
-from dfme.students.features import FeatureCache
 from dfme.students.losses import make_distance
 from dfme.students.optimizers import Schedule
-from dfme.students.public import PublicTrainer, feature_key
 from dfme.students.replay import Replay
 from dfme.students.trainer import StudentTrainer
+
+if TYPE_CHECKING:
+    from dfme.nets.public import PublicWeights
 
 FEATURES = "features.db"  # not .sqlite, which in a shared folder are answers
 
@@ -86,14 +80,22 @@ def build_nets(job: Job, spec: ImageSpec, num_classes: int, device: torch.device
         seed = derived_seed(job.config.seed, f"student round {number}")
         return fresh_nets(arch, spec, num_classes, seed, len(students), custom, weights)
 
-    facts = None if weights is None else published_facts(students[0])
+    facts = None
+    if weights is not None:
+        from dfme.nets.input_form import published_facts
+
+        facts = published_facts(students[0])
     return Nets(arch, students, build_generator(job, spec, device), fresh, facts)
 
 
-def public_weights(config: ExtractConfig) -> PublicWeights | None:
+def public_weights(config: ExtractConfig) -> "PublicWeights | None":
     """The weights that anybody can download from which students start, read now; None without."""
     student = config.student
-    return None if student.weights is None else read_weights(student.weights, student.arch)
+    if student.weights is None:
+        return None
+    from dfme.nets.public import read_weights
+
+    return read_weights(student.weights, student.arch)
 
 
 def build_students(
@@ -103,7 +105,7 @@ def build_students(
     num_classes: int,
     device: torch.device,
     custom: Any = None,
-    weights: PublicWeights | None = None,
+    weights: "PublicWeights | None" = None,
 ) -> tuple[str, list[nn.Module]]:
     """The architecture and so many students, as the seed initialises them, on their device.
 
@@ -132,7 +134,7 @@ def fresh_nets(
     seed: int,
     number: int,
     custom: Any = None,
-    weights: PublicWeights | None = None,
+    weights: "PublicWeights | None" = None,
 ) -> list[nn.Module]:
     """So many nets as ``seed`` initialises them, on the CPU; global random state stays as it
     was. With public weights all but their last layers are equal.
@@ -140,6 +142,8 @@ def fresh_nets(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         if weights is not None:
+            from dfme.nets.public import public_net
+
             return [public_net(weights, spec, num_classes) for _ in range(number)]
         return [build_net(arch, spec.shape, num_classes, custom) for _ in range(number)]
 
@@ -209,6 +213,10 @@ def build_trainer(
     """
     student = config.student
     if student.weights is not None and student.train != "all":
+        from dfme.nets.public import PublicNet
+        from dfme.students.features import FeatureCache
+        from dfme.students.public import PublicTrainer, feature_key
+
         assert replay is not None
         (net,) = students
         assert isinstance(net, PublicNet)

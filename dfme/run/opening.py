@@ -29,7 +29,6 @@ from dfme.errors import (
 )
 from dfme.files import write_text
 from dfme.nets import find_net
-from dfme.nets.sources import digest_of, find_source
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.ledger_log import read_history, require_same_teacher
 from dfme.oracle.oracle import Oracle
@@ -65,6 +64,8 @@ def digests_of(job: Job, data: ImageSet | None, pool: object) -> dict[str, str]:
     digests = {} if data is None else {"evaluation.dataset": data.digest}
     student = job.config.student
     if student.weights is not None:
+        from dfme.nets.sources import digest_of, find_source
+
         digests["student.weights"] = digest_of(find_source(student.weights, student.arch))
     for name in POOLS:
         named = getattr(job.method_config, name, None)

@@ -56,7 +56,6 @@ from dfme.run.scores import evaluation_images
 from dfme.run.student_file import save_student, student_facts, student_weights
 from dfme.spec import ImageSpec, LabelMode
 from dfme.students.optimizers import Schedule
-from dfme.students.public import PublicTrainer
 from dfme.students.replay import Replay
 from dfme.students.trainer import StudentTrainer
 from dfme.version import __version__
@@ -306,7 +305,7 @@ def _train(
     """
     started = time.monotonic()
     steps = trainer.steps_left
-    in_stages = isinstance(trainer, PublicTrainer)
+    in_stages = bool(trainer.facts)
     at_once = 1 if in_stages else max(1, steps // LINES)
     seldom = Seldom(tell)
     records: list[MetricRecord] = []

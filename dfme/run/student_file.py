@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,9 +23,10 @@ from dfme.errors import DfmeError, OptionError, Ref, UserError, say
 from dfme.files import replacing
 from dfme.nets import build_net, find_net, is_own
 from dfme.nets.files import on_meta_device, save_module, state_dict_problems
-from dfme.nets.input_form import InputForm
-from dfme.nets.public import Origin, PublicNet, empty_net, published_facts
 from dfme.spec import ImageSpec
+
+if TYPE_CHECKING:
+    from dfme.nets.input_form import InputForm, Origin
 
 UNREADABLE = (  # what reading a file that is no student's can raise
     UserError,
@@ -64,20 +65,28 @@ MAX_SEEN = 4_096  # pixels of a side that a backbone sees
 
 def published_metadata(net: nn.Module) -> dict[str, str]:
     """The metadata with which a student's backbone is built again; none of another net."""
-    facts = published_facts(net)
-    if facts is None:
+    if not hasattr(net, "origin"):
         return {}
-    assert isinstance(net, PublicNet)
-    return {WEIGHTS: json.dumps(facts | {"config": net.origin.config}, sort_keys=True)}
+    from dfme.nets.input_form import Origin, published_facts
+
+    origin = net.origin
+    facts = published_facts(net)
+    if facts is None or not isinstance(origin, Origin):
+        return {}
+    return {WEIGHTS: json.dumps(facts | {"config": origin.config}, sort_keys=True)}
 
 
 def student_weights(net: nn.Module) -> dict[str, Any]:
     """The entry of summary.json on the public weights that a student started from, if any."""
+    if not hasattr(net, "origin"):
+        return {}
+    from dfme.nets.input_form import published_facts
+
     facts = published_facts(net)
     return {} if facts is None else {"student_weights": facts}
 
 
-def _published(text: str) -> tuple[Origin, InputForm]:
+def _published(text: str) -> tuple["Origin", "InputForm"]:
     """The public weights and the form of images in a student's metadata. UserError for nonsense."""
     facts = json.loads(text)
     height, width = (int(side) for side in facts["size"])
@@ -86,6 +95,8 @@ def _published(text: str) -> tuple[Origin, InputForm]:
     scale = (*mean, *std, *(1 / value for value in std))
     if not fine or len(mean) != 3 or len(std) != 3 or not all(map(math.isfinite, scale)):
         raise UserError(f"its backbone's images make no sense: {text[:100]}")
+    from dfme.nets.input_form import InputForm, Origin
+
     names = ("arch", "name", "digest", "config")
     return Origin(*(str(facts[name]) for name in names)), InputForm((height, width), mean, std)
 
@@ -94,6 +105,8 @@ def _build(facts: Mapping[str, str], spec: ImageSpec, num_classes: int, own: Any
     """The network of a student's file, with fresh weights."""
     if WEIGHTS not in facts or own is not None:
         return build_net(facts["arch"], spec.shape, num_classes, own)
+    from dfme.nets.public import empty_net
+
     origin, form = _published(facts[WEIGHTS])
     return empty_net(origin, spec, num_classes, form)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dfme.compute.modules import LBFGS
 from dfme.students.head_losses import Entropy
 
 HISTORY = 20
@@ -76,7 +77,7 @@ class Descent:
         start_DK = (self._axes_DD.T @ weight_DK) / factor_D1
         unknown_DK = start_DK.to(self._dtype).requires_grad_()
         free_K = bias_K.to(self._dtype).clone().requires_grad_()
-        optimizer = torch.optim.LBFGS(
+        optimizer = LBFGS(
             [unknown_DK, free_K],
             max_iter=steps,
             max_eval=2 * steps,

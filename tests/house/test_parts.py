@@ -132,9 +132,10 @@ def is_installed(path: Path, data: dict[str, list[str]], packages: list[str]) ->
     return False
 
 
-MAX_LOADED = 112
-MAX_ENTERED = 84
-"""Of dfme/ and teachers/; they only shrink."""
+MAX_LOADED = 113
+MAX_ENTERED = 85
+"""Of dfme/ and teachers/; they only shrink (both grew once, by one: teachers and students share what
+reads weights)."""
 
 PROGRAM = """
 import json, sys, threading

@@ -161,7 +161,9 @@ def test_other_weights_are_retrained_without_their_architecture_and_by_the_answe
     folder.mkdir()
     (folder / "config.json").write_text('{"architecture": "test_vit"}')
     save_file(timm.create_model("test_vit", False).state_dict(), folder / "model.safetensors")
-    assert run("retrain --run run --student.weights vit --student.train head --out again") == 0
+    begin = BEGIN.replace("--student.replay-steps 0", "--student.replay-steps 1")
+    assert run(begin.replace("--out run", "--out kept")) == 0
+    assert run("retrain --run kept --student.weights vit --student.train head --out again") == 0
     retrained = summary(home / "again")
     assert retrained["student_arch"] == "timm:test_vit"
     assert retrained["student_steps"] == 3  # 40 images in batches of 32, and the last layer
