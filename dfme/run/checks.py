@@ -92,16 +92,10 @@ def weights_problems(weights: str, arch: str) -> Iterator[Problem]:
     yield from _caught("student.weights", partial(check_weights, weights, arch))
 
 
-OF_STEPS: tuple[str, ...] = (
-    "steps",
-    "passes",
-    "replay_steps",
-    "replay_batch",
-    "optimizer",
-    "lr",
-    "momentum",
-)
-OF_STEPS += ("weight_decay", "decay_images", "loss", "shrink", "augment", "average")
+OF_STEPS = (
+    "steps passes replay_steps replay_batch optimizer lr momentum weight_decay decay_images"
+    " loss shrink augment average"
+).split()
 """Options of a student that is trained by the optimiser alone."""
 
 
