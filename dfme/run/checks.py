@@ -93,16 +93,16 @@ def weights_problems(weights: str, arch: str) -> Iterator[Problem]:
 
 
 OF_STEPS = (
-    "steps passes replay_steps replay_batch optimizer lr momentum weight_decay decay_images"
-    " loss shrink augment average"
-).split()
+    "steps passes replay_steps replay_batch optimizer lr momentum weight_decay decay_images "
+    "loss shrink augment average"
+)
 """Options of a student that is trained by the optimiser alone."""
 
 
 def _without_steps(job: Job, gives: Callable[[str], bool]) -> Iterator[Problem]:
     """Options that a student which learns in stages does not heed."""
     if learns_in_stages(job):
-        for name in OF_STEPS:
+        for name in OF_STEPS.split():
             if gives(f"student.{name}"):
                 only = say("takes effect on a student with weights only with {student.train:all}")
                 yield Problem(f"student.{name}", only)
