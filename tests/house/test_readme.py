@@ -326,6 +326,7 @@ def test_a_teacher_of_ones_own_as_printed_and_what_its_run_leaves_behind(tmp_pat
         "checkpoint.previous.pt",
         "adapter.yaml",
         "estimate.json",
+        "features.db",
         "replay/",
         "wandb/",
         "wandb.json",
