@@ -222,7 +222,10 @@ def build_trainer(
         assert isinstance(net, PublicNet)
         shared = config.shared_answers
         folder = directory if shared is None else Path(shared)
-        cache = FeatureCache(folder and folder / FEATURES, feature_key(net), net.width)
+        if folder is None:  # as in a rehearsal, which need not read all weights for their digest
+            cache = FeatureCache(None, "", net.width)
+        else:
+            cache = FeatureCache(folder / FEATURES, feature_key(net), net.width)
         return PublicTrainer(config, students, replay, schedule, rng["augment"], mode, cache)
     distance = make_distance(config.answers.loss(config.student.loss), mode)
     return StudentTrainer(config, students, distance, replay, schedule, rng["augment"], fresh)

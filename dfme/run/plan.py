@@ -91,8 +91,7 @@ def plan(job: Job) -> str:
         teacher = build_teacher(job, None, device)
         held.callback(teacher.info.close)
         job, variants = with_variants(job, teacher.label_mode, teacher.spec.shape)
-        if job.config.minutes is not None:
-            job = within_minutes(job, teacher, is_local(job))
+        job = within_minutes(job, teacher, is_local(job))
         parts = build_parts(job, teacher, device, tell=notes.append)
         job = parts.job
         method = method_of(parts, teacher)

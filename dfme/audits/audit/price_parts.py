@@ -133,7 +133,7 @@ class FidelityTest:
 class PublicBackbone:
     """Whether the model is public ``weights`` with a last layer of its own, by solving for it.
 
-    ``residual``: what the solve leaves of held-back log-odds, as a share of their spread.
+    ``residual``: what the solve leaves of held-back log-odds, over what a constant answer leaves.
     ``queries``: after which the copy agreed on nearly all images; None if it did not.
     """
 

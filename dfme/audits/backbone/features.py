@@ -11,13 +11,17 @@ from torch.nn.functional import interpolate
 
 from dfme.audits.backbone.images import ImagesAt, StepHeard
 from dfme.errors import UserError
+from dfme.nets.input_form import IMAGENET_MEAN, IMAGENET_STD
 from dfme.nets.public import InputForm, PublicNet, PublicWeights, public_net
 from dfme.spec import ImageSpec
 
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 UNIT = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-SCALES = {"ImageNet's mean and std": IMAGENET, "mean and std .5": HALF, "0 to 1": UNIT}
+SCALES = {
+    "ImageNet's mean and std": (IMAGENET_MEAN, IMAGENET_STD),
+    "mean and std .5": HALF,
+    "0 to 1": UNIT,
+}
 AT_ONCE = 16
 SCREENED = 160
 """Images by which forms are compared, before the best one sees all of them."""
