@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from dfme.errors import UserError
+from research.tasks.crops import crops
 from research.tasks.digits28 import digits28
 from research.tasks.parts import Parts
 from research.tasks.patches import patches, photographs
@@ -14,7 +15,8 @@ from research.tasks.things import like_things, things
 
 TRAIN = 20_000
 TEST = 2_000
-NAMES = ("digits28", "plates", "patches", "things", "things_pool")
+CROPS = 10  # of each photograph
+NAMES = ("digits28", "plates", "patches", "things", "things_pool", "crops")
 SIDES = (32, 64, 224)
 
 
@@ -26,14 +28,15 @@ def main() -> None:
         "--package",
         type=Path,
         default="package",
-        help="the npm package of digits28, things or things_pool, unpacked",
+        help="the npm package of digits28, things or things_pool, unpacked; the photographs of "
+        "crops",
     )
     parser.add_argument(
         "--side",
         type=int,
         choices=SIDES,
         default=SIDES[0],
-        help="pixels a side of things and things_pool (default: 32)",
+        help="pixels a side of things, things_pool and crops (default: 32)",
     )
     parser.add_argument("--seed", type=int, default=0, help="of all that is drawn (default: 0)")
     given = parser.parse_args()
@@ -49,6 +52,9 @@ def _write(out: Path, name: str, package: Path, side: int, seed: int) -> None:
     if name == "things_pool":
         images, labels = like_things(package, side, seed)
         np.savez_compressed(out, images=images, labels=labels)
+        return
+    if name == "crops":
+        np.savez_compressed(out, images=crops(package, side, CROPS, seed))
         return
     train, test = _parts(name, package, side, seed)
     np.savez_compressed(
