@@ -203,6 +203,11 @@ def _read_pickle(path: Path) -> object:
     try:
         return load_plain(path)
     except NotPlainError as error:
+        if path.suffix == ".pt2":
+            program = f"{flag('teacher', 'pt2')} {flag('teacher.program')}"
+            raise UserError(
+                f"{path}: is a program of torch.export, for which say {program}"
+            ) from error
         if not error.imports:
             raise UserError(
                 f"{path}: cannot be read as weights, perhaps cut short: {error}"

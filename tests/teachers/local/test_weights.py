@@ -232,6 +232,13 @@ def test_an_onnx_model_is_told_what_takes_it(tmp_path: Path) -> None:
     refused("is an ONNX model, for which say --teacher onnx --teacher.model;", read_weights, path)
 
 
+def test_a_program_of_torch_export_is_told_what_takes_it(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt2"
+    torch.export.save(torch.export.export(net().eval(), (torch.zeros(2, 1, 3, 3),)), path)
+    message = "is a program of torch.export, for which say --teacher pt2 --teacher.program"
+    refused(message, read_weights, path)
+
+
 def test_load_into_counts_and_names_what_does_not_fit() -> None:
     module = net()
     state = module.state_dict()
