@@ -165,6 +165,14 @@ def drawn(spec: ImageSpec, seed: int, count: int) -> Tensor:
     return x_NCHW[torch.randperm(count, generator=rng)]
 
 
+def pooled(spec: ImageSpec, pool: str, seed: int, count: int) -> Tensor:
+    """Images (N, C, H, W) of a data set's training part in place of drawn ones."""
+    images = load_dataset(pool, "train", shape=spec.shape)
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))[:count]
+    low, high = spec.bounds
+    return spec.quantise(images.batch(order) * (high - low) + low)
+
+
 def spread(labels_N: Tensor, classes: int) -> str:
     """How answers spread over the classes."""
     share_K = labels_N.bincount(minlength=classes) / len(labels_N)
@@ -225,7 +233,10 @@ def task(teacher: Teacher, data: str, seed: int, of: argparse.Namespace) -> None
     low, high = teacher.spec.bounds
     test_NCHW = images.batch(slice(0, of.evaluated)) * (high - low) + low
     test = Answered(test_NCHW, answers(teacher, test_NCHW))
-    x_NCHW = drawn(teacher.spec, seed, of.count)
+    if of.pool:
+        x_NCHW = pooled(teacher.spec, of.pool, seed, of.count)
+    else:
+        x_NCHW = drawn(teacher.spec, seed, of.count)
     paid = Answered(x_NCHW, answers(teacher, x_NCHW))
     classes = teacher.num_classes
     print(f"  paid: {spread(paid.labels_N, classes)}; test: {spread(test.labels_N, classes)}")
@@ -247,6 +258,7 @@ def main() -> None:
         help="weights as of run.py train-teacher, or a .pt2 file that is trusted; test images",
     )  # fmt: skip
     parser.add_argument("--nets", nargs="+", default=list(COSTS), choices=[*COSTS, PUBLIC])
+    parser.add_argument("--pool", default="", help="images to ask of in place of drawn ones")
     parser.add_argument("-n", "--count", type=int, default=3000)
     parser.add_argument(
         "-s", "--steps", type=int, nargs="+", default=[600], help="of cnn_large; each anew"
@@ -259,6 +271,8 @@ def main() -> None:
     parser.add_argument("--distance", choices=["kl", "l1"], default="kl")
     parser.add_argument("--temperature", type=float, default=1.0)
     of = parser.parse_args()
+    if of.pool and PUBLIC in of.nets:
+        parser.error("--pool: the public net is compared on drawn images alone")
     for path, data in of.task:
         teacher = teacher_of(Path(path))
         for seed in of.seeds:
