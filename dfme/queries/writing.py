@@ -28,7 +28,7 @@ LIFT = 0.25  # in lengths of the longest stroke, along x and y, at most
 NARROW = (0.55, 1.1)  # widths are multiplied by it, if it is below 1
 BOXES = (0.6, 1.0)  # side of a character's box, in sides of the image
 TIGHT_BOXES = (0.85, 1.05)  # in small images, which have no frame
-LEAST_HALF = 0.02  # of a character, in lengths of the longest stroke: a dot is not enlarged further
+MIN_HALF = 0.02  # of a character, in lengths of the longest stroke: a dot is not enlarged further
 
 
 @in_chunks
@@ -104,7 +104,7 @@ def fitted(points_SBM2: Tensor, gone_BM11: Tensor, room_B2: Tensor) -> Tensor:
     gone_BM1 = gone_BM11.squeeze(3)
     least_B2 = points_SBM2.masked_fill(gone_BM1, FAR).amin((0, 2))
     most_B2 = points_SBM2.masked_fill(gone_BM1, -FAR).amax((0, 2))
-    half_B2 = ((most_B2 - least_B2) / 2).clamp_min(LEAST_HALF)
+    half_B2 = ((most_B2 - least_B2) / 2).clamp_min(MIN_HALF)
     scale_B1 = (room_B2 / half_B2).amin(1, keepdim=True)
     middle_B2 = (least_B2 + most_B2) / 2
     return (points_SBM2 - middle_B2.unsqueeze(1)) * scale_B1.unsqueeze(1)
