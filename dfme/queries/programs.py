@@ -43,7 +43,7 @@ PROGRAMS: dict[str, str] = {
 
 # queries.domain -> the programs that it sets; docs/results/real_size.md has what each is worth.
 DOMAINS: dict[str, tuple[str, ...]] = {
-    "handwriting": ("character",),
+    "handwriting": ("pen", "character"),
     "text": ("text",),
     "things": ("textured",),
 }
