@@ -239,10 +239,14 @@ def lines(
 
     ``width_BM11`` is half of theirs, in halves of the shorter side.
     """
-    squared_BMHW = _nearest(points_SBM2, spec)
-    width_BM11 = width_BM11 - FAR * absent(len(squared_BMHW), numbers, rng)
+    return covered(points_SBM2, width_BM11 - FAR * absent(len(width_BM11), numbers, rng), spec)
+
+
+def covered(points_SBM2: Tensor, width_BM11: Tensor, spec: ImageSpec) -> Tensor:
+    """As ``lines``, of every curve; one of a negative width covers nothing."""
     pixels = min(spec.shape[1:]) / 2
-    return squared_BMHW.sqrt_().sub_(width_BM11).mul_(-pixels).add_(0.5).clamp_(0, 1)
+    distance_BMHW = _nearest(points_SBM2, spec).sqrt_()
+    return distance_BMHW.sub_(width_BM11).mul_(-pixels).add_(0.5).clamp_(0, 1)
 
 
 def curves(count: int, most: int, spec: ImageSpec, rng: torch.Generator, share: float) -> Tensor:
@@ -306,16 +310,22 @@ def draw_pen(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
     within a box around the middle. Of grey images most are light on dark; coloured ones have any
     two colours. What it is worth is in docs/results/real_size_programs.md.
     """
-    ground_BC11, ink_BC11 = uniform((2, count, spec.shape[0], 1, 1), 0, 1, rng).unbind()
-    if spec.shape[0] == 1:
-        ground_BC11 = (ground_BC11 > LIGHT).float()
-        contrast_BC11 = ink_BC11 * (INK_CONTRASTS[1] - INK_CONTRASTS[0]) + INK_CONTRASTS[0]
-        ink_BC11 = torch.lerp(ground_BC11, 1 - ground_BC11, contrast_BC11)
+    ground_BC11, ink_BC11 = ground_and_ink(count, spec, rng)
     box_B11 = uniform((count, 1, 1), *BOXES, rng)
     width_B111 = uniform((count, 1, 1, 1), *PEN_WIDTHS, rng)
     points_SBM2 = curves(count, CURVES[1], spec, rng, JOINED_CURVES) * box_B11
     cover_BMHW = lines(points_SBM2, width_B111, CURVES, spec, rng)
     return torch.lerp(ground_BC11, ink_BC11, cover_BMHW.amax(dim=1, keepdim=True))
+
+
+def ground_and_ink(count: int, spec: ImageSpec, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """The two colours of each image, (B, C, 1, 1) within 0 and 1; grey ones are far apart."""
+    ground_BC11, ink_BC11 = uniform((2, count, spec.shape[0], 1, 1), 0, 1, rng).unbind()
+    if spec.shape[0] == 1:
+        ground_BC11 = (ground_BC11 > LIGHT).float()
+        contrast_BC11 = ink_BC11 * (INK_CONTRASTS[1] - INK_CONTRASTS[0]) + INK_CONTRASTS[0]
+        ink_BC11 = torch.lerp(ground_BC11, 1 - ground_BC11, contrast_BC11)
+    return ground_BC11, ink_BC11
 
 
 LEAVES = (

@@ -33,6 +33,7 @@ PROGRAMS: dict[str, str] = {
     "leaves": "dfme.queries.drawing:draw_leaves",
     "strokes": "dfme.queries.drawing:draw_strokes",
     "pen": "dfme.queries.drawing:draw_pen",
+    "character": "dfme.queries.writing:draw_character",
     "text": "dfme.queries.textures:draw_text",
     "textured": "dfme.queries.textures:draw_textured",
     "noise": "dfme.queries.textures:draw_noise",
@@ -42,7 +43,7 @@ PROGRAMS: dict[str, str] = {
 
 # queries.domain -> the programs that it sets; docs/results/real_size.md has what each is worth.
 DOMAINS: dict[str, tuple[str, ...]] = {
-    "handwriting": ("pen",),
+    "handwriting": ("pen", "character"),
     "text": ("text",),
     "things": ("textured",),
 }

@@ -162,9 +162,10 @@ def test_the_spectrum_falls_as_it_should(shape: tuple[int, int, int], exponent: 
     assert slope == pytest.approx(-2 * exponent, abs=0.05)
 
 
+@pytest.mark.parametrize("program", ["pen", "character"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_page_is_an_empty_ground_with_one_ink(channels: int) -> None:
-    images = drawn("pen", (channels, 28, 28), 300).flatten(2)
+def test_a_page_is_an_empty_ground_with_one_ink(program: str, channels: int) -> None:
+    images = drawn(program, (channels, 28, 28), 300).flatten(2)
     commonest = images.mode(dim=2).values[..., None]
     empty = (images == commonest).all(1).float().mean(1)
     assert 0.2 < float(empty.mean()) < 0.95
