@@ -1,0 +1,66 @@
+"""How frequent the classes are among paid answers, and students that do not count on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dfme.answers.reading import top_class, unanswered
+from dfme.spec import LabelMode
+from dfme.students.losses import log_probabilities
+from dfme.students.replay import Replay
+
+AT_ONCE = 1_024  # answers of a replay that are read together
+LEAST = 1e-3
+"""Share that a class counts with at least: of one that was never answered nothing is known."""
+
+
+def class_mass(answers: Tensor, mode: LabelMode, num_classes: int) -> Tensor:
+    """Sum over the images of each class's probability (K,), of labels their number; float64."""
+    answers = answers[~unanswered(answers)]
+    if mode.kind == "label":
+        mass_K = torch.zeros(num_classes, dtype=torch.float64, device=answers.device)
+        ones_N = torch.ones(len(answers), dtype=torch.float64, device=answers.device)
+        return mass_K.index_add_(0, top_class(answers), ones_N)
+    return log_probabilities(answers.double(), mode).exp().sum(dim=0)
+
+
+def adjustment(mass_K: Tensor, strength: float) -> Tensor:
+    """What is added to scores in the loss (K,): ``strength`` times the log of each class's share.
+
+    A student that learns so gives the others' classes to images that it cannot tell, and not the
+    one that was answered most: logit adjustment (Menon et al., ICLR 2021, arXiv 2007.07314), whose
+    shares are those of the training labels. Nothing is added where nothing was answered.
+    """
+    total = mass_K.sum()
+    share_K = torch.where(total > 0, mass_K / total.clamp_min(LEAST), 1 / len(mass_K))
+    return (strength * share_K.clamp_min(LEAST).log()).float()
+
+
+class ClassPrior:
+    """The adjustment for all answers that a replay has held."""
+
+    def __init__(self, strength: float, mode: LabelMode, num_classes: int) -> None:
+        self._strength = strength
+        self._mode = mode
+        self._mass_K = torch.zeros(num_classes, dtype=torch.float64)
+        self._counted = 0
+
+    def of(self, replay: Replay) -> Tensor:
+        """The adjustment (K,) for what was added so far; each answer is read once."""
+        first = max(self._counted, replay.added - len(replay))
+        for start in range(first, replay.added, AT_ONCE):
+            _, answers = replay.items(start, min(start + AT_ONCE, replay.added))
+            mass_K = class_mass(answers, self._mode, len(self._mass_K))
+            self._mass_K = self._mass_K.to(mass_K.device) + mass_K
+        self._counted = replay.added
+        return adjustment(self._mass_K, self._strength)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"mass": self._mass_K, "counted": self._counted}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._mass_K = state["mass"]
+        self._counted = state["counted"]
