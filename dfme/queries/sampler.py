@@ -22,7 +22,7 @@ from dfme.spec import ImageSpec, LabelMode
 from dfme.students.losses import log_probabilities
 from dfme.students.replay import Replay, augment
 
-By = Literal["entropy", "margin", "random"]
+By = Literal["entropy", "margin", "random", "kcenter"]
 
 
 def usefulness(vote_NK: Tensor, by: By, rng: torch.Generator) -> Tensor:

@@ -289,7 +289,7 @@ DRAWING = (
     Ref("queries.procedural"),
     Ref("queries.base"),
     Ref("method.proxy", "procedural"),
-    Ref("method.name", "procedural"),
+    Ref("method.pool", "procedural"),
 )
 DIFFERENCES = Ref("estimator.kind", "finite_difference,synthetic")
 
@@ -309,6 +309,7 @@ EFFECTS: dict[str, tuple[Ref, ...]] = {
     "evaluation.root evaluation.download": (Ref("evaluation.dataset", FROM_DISK),),
     "answers.knows": (Ref("answers.recover"),),
     "queries.choose queries.balance": (Ref("queries.pool"),),
+    "queries.balance": (Ref("queries.choose", "entropy,margin,random"),),
     "queries.programs queries.domain": DRAWING,
     "queries.programs": (Ref("queries.domain", "unknown"),),
     "estimator.objective estimator.space estimator.form estimator.direction": (DIFFERENCES,),

@@ -172,6 +172,16 @@ class PublicTrainer(StudentTrainer):
                 metrics |= self._advance()
         return metrics | {"student_steps": self.steps}
 
+    keeps_features = True
+
+    @torch.no_grad()
+    def scores(self, x_NCHW: Tensor) -> Tensor:
+        """Scores (1, N, K) of the student, from features that are kept while it has no others."""
+        if self._is_tuned:
+            return super().scores(x_NCHW)
+        features = [self._features_of(part_BCHW) for part_BCHW in x_NCHW.split(BATCH)]
+        return self.nets[0].head(torch.cat(features))[None]
+
     def _advance(self) -> Metrics:
         """The next step; the last one that the plan has for a round does all that is left of it."""
         end = next(edge for edge in self.plan.edges if edge > self.steps)
