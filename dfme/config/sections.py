@@ -83,9 +83,9 @@ class QueriesConfig:
     evolve: Share = 0.0
     """share of every batch that is bred from images paid for before, seldom answered classes above
     all; times the share of the classes that is missing among the answers so far"""
-    pool: Count = 1
-    """candidates for each image that is paid for; of a method.pool of pictures, with more than 1,
-    all that were not asked, as each of student.rounds begins"""
+    pool: Annotated[Count | Literal["all"], no_auto("a number of candidates, or all")] = 1
+    """candidates for each image that is paid for, where images are drawn; or all, of a method.pool
+    of pictures: as each of student.rounds begins, the students look at all that were not asked"""
     choose: Annotated[
         Literal["entropy", "margin", "random", "kcenter"],
         no_auto("margin, entropy, random or kcenter"),
@@ -95,6 +95,11 @@ class QueriesConfig:
     alone to decide; the students' first step comes before any"""
     balance: bool = True
     """choose as evenly as can be over the classes that the students see"""
+
+    @property
+    def candidates(self) -> int:
+        """Images that are drawn for each one that is paid for."""
+        return 1 if self.pool == "all" else self.pool
 
 
 @dataclass(frozen=True, config=CONFIG)

@@ -18,8 +18,9 @@ class Procedural(Method):
     stand in for real ones is shown, for pre-training, by Baradad et al. 2021 (Learning to see by
     looking at noise, arXiv 2106.05963).
 
-    With a ``pool`` of pictures each of them is asked once at most. With ``queries.pool`` above 1
-    the students choose among all that are left as each of their rounds but the first begins:
+    With a ``pool`` of pictures each of them is asked once at most. With ``queries.pool``
+    ``all`` the students choose among those that are left as each of their rounds but the first
+    begins:
 
     - by entropy, or by ``kcenter``, in the space of the student's probabilities, as ActiveThief
       does (Pal et al., AAAI 2020). Differences from it: sizes of the rounds, training and nets are

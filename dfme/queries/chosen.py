@@ -16,6 +16,7 @@ from dfme.spec import ImageSpec
 from dfme.students.trainer import StudentTrainer
 
 CHUNK = 1_024  # images that the students score at once; fewer where they are large
+CENTRES = 10  # that a rehearsal chooses
 TIMED_SECONDS = 0.1  # in which a rehearsal scores ever more images of the pool
 AT_ONCE = 256  # centres whose distances to all images are computed at once
 
@@ -24,8 +25,8 @@ def k_centre(space_ND: Tensor, centres_M: Tensor, count: int) -> Tensor:
     """Indices (count,) of points, each the farthest from all centres so far, in that order.
 
     ``space_ND``: the points; distances are Euclidean. ``centres_M``: indices of the first centres,
-    which are not chosen. Source: the greedy choice of Sener & Savarese (ICLR 2018, arXiv
-    1708.00489), whose radius is at most twice the best one.
+    at least one, which are not chosen. Source: the greedy choice of Sener & Savarese (ICLR 2018,
+    arXiv 1708.00489), whose radius is at most twice the best one.
     """
     distance_N = torch.full((len(space_ND),), math.inf, device=space_ND.device)
     for part_M in centres_M.split(AT_ONCE):
@@ -48,8 +49,8 @@ def _distances(space_ND: Tensor, centre: Tensor) -> Tensor:
 class ChosenPool:
     """A pool in the order that the students choose as their rounds begin, each for its images.
 
-    Those of the first round are random. ``config``: how they choose; with ``pool`` of 1, and from a
-    pool without an end, they do not. ``images``: different ones that the budget pays for.
+    Those of the first round are random. ``config``: how they choose; they do not unless its
+    ``pool`` is all, and this one has an end. ``images``: different ones that the budget pays for.
     ``batch``: those of a step.
     """
 
@@ -75,7 +76,7 @@ class ChosenPool:
 
     def draw(self, count: int, rng: torch.Generator) -> Tensor:
         """The next images (B, C, H, W), by the stream of pools in place of ``rng``."""
-        if self._config.pool > 1 and isinstance(self._pool, Pool):
+        if self._config.pool == "all" and isinstance(self._pool, Pool):
             sketch = SKETCH.get()
             if sketch is not None:
                 self._rehearse(self._pool, count, sketch)
@@ -152,7 +153,9 @@ class ChosenPool:
         if self._config.choose != "kcenter":
             return seconds
         space_NK = torch.rand(pool.size, scores_ENK.shape[2], device=scores_ENK.device)
+        k_centre(space_NK, torch.arange(1), 1)  # the first call is slow
         before = time.perf_counter()
-        k_centre(space_NK, torch.arange(0), 3)
+        k_centre(space_NK, torch.arange(1), CENTRES)
         # what was asked before a round is a centre in it, too
-        return seconds + (time.perf_counter() - before) / 3 * (1 + sum(rounds[:-1]))
+        centres = 1 + sum(rounds[:-1])
+        return seconds + centres * (time.perf_counter() - before) / CENTRES

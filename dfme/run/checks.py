@@ -266,7 +266,7 @@ def _estimator_problems(job: Job) -> Iterator[Problem]:
 def _queries_problems(job: Job) -> Iterator[Problem]:
     config = job.queries
     method = job.method_config
-    if getattr(method, "adversarial", 0) and (config.pool > 1 or config.procedural):
+    if getattr(method, "adversarial", 0) and (config.candidates > 1 or config.procedural):
         yield Problem(
             "method.adversarial",
             "expected queries.pool 1 and queries.procedural 0 with it: it looks at the generator's "

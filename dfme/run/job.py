@@ -20,6 +20,7 @@ from dfme.config.settings import ExtractConfig, Job, TeacherConfig
 from dfme.config.values import Option, flatten, leaves, options_of
 from dfme.errors import Problem, Ref, UserError, joined
 from dfme.methods import METHODS, SECTIONS, MethodEntry, entry_of
+from dfme.queries.choice_checks import idle_choice
 
 PACKAGE = (
     Path(__file__).resolve().parents[1]
@@ -345,6 +346,8 @@ def idle_problems(job: Job, gives: Callable[[str], bool]) -> Iterator[Problem]:
         for key in keys.split():
             if key in held and gives(key) and held[key] != usual[key]:
                 yield Problem(key, "takes effect only with " + needed)
+    if job.method == "procedural":
+        yield from idle_choice(job.queries, job.method_config.pool, gives)
 
 
 def _leaves(job: Job) -> dict[str, object]:

@@ -72,19 +72,19 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         "procedural",
         {"pool": "digits"},
         {**PLANNED, "rounds": (0.2, 0.5, 1.0)},
-        {"evolve": 0.5, "pool": 2, "choose": "margin", "balance": False},
+        {"evolve": 0.5, "pool": "all", "choose": "margin", "balance": False},
     ),
     "all of a pool, evenly": (
         "procedural",
         {"pool": "digits"},
         {**PLANNED, "rounds": (0.2, 0.5, 1.0)},
-        {"pool": 2, "choose": "random"},
+        {"pool": "all", "choose": "random"},
     ),
     "all of a pool, by centres": (
         "procedural",
         {"pool": "digits"},
         {**PLANNED, "rounds": (0.2, 0.5, 1.0), "count": 2},
-        {"pool": 2, "choose": "kcenter"},
+        {"pool": "all", "choose": "kcenter"},
     ),
     "passes": (
         "procedural",

@@ -272,3 +272,11 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_a_domain_without_a_say_is_refused(words: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
         parse_extract(words.split())
+
+
+@pytest.mark.parametrize("method", ["procedural", "knockoff"])
+def test_the_first_line_names_the_pictures_that_are_asked(method: str) -> None:
+    job = parse_extract(f"--recipe frugal --method.name {method} --method.pool letters".split())
+    assert "pictures of letters" in " ".join(header(document(job)).split())
+    drawn = parse_extract(f"--recipe frugal --method.name {method}".split())
+    assert "pictures" not in header(document(drawn))
