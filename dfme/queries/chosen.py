@@ -15,7 +15,7 @@ from dfme.queries.sampler import choose
 from dfme.spec import ImageSpec
 from dfme.students.trainer import StudentTrainer
 
-CHUNK = 1_024  # images that the students score at once; fewer where they are large
+CHUNK = 256  # images that the students score at once; fewer where they are large
 CENTRES = 10  # that a rehearsal chooses
 TIMED_SECONDS = 0.1  # in which a rehearsal scores ever more images of the pool
 AT_ONCE = 256  # centres whose distances to all images are computed at once
@@ -43,7 +43,8 @@ def k_centre(space_ND: Tensor, centres_M: Tensor, count: int) -> Tensor:
 
 
 def _distances(space_ND: Tensor, centre: Tensor) -> Tensor:
-    return (space_ND - space_ND[centre]).norm(dim=1)
+    squares_N: Tensor = (space_ND - space_ND[centre]).square().sum(dim=1)
+    return squares_N.sqrt()
 
 
 class ChosenPool:

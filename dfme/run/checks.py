@@ -152,9 +152,8 @@ def method_problems(job: Job) -> Iterator[Problem]:
     if "queries" in heeded:
         yield from _caught("queries.programs", partial(check_programs, job.queries.programs))
         yield from _queries_problems(job)
-        pool = getattr(method, "pool", PROCEDURAL)
         in_rounds = bool(job.config.student.rounds) or learns_in_stages(job)
-        yield from choice_problems(job.queries, pool, in_rounds)
+        yield from choice_problems(job.queries, getattr(method, "pool", PROCEDURAL), in_rounds)
 
 
 def _uncounted(method: Any) -> Iterator[Problem]:

@@ -18,7 +18,7 @@ from dfme.errors import UserError
 from dfme.queries.pool import Pool, by_programs, open_pool, require_enough
 from dfme.queries.programs import DOMAINS, PROGRAMS, ProceduralImages, check_pool
 from dfme.report.console import header
-from dfme.report.run_files import known_domain
+from dfme.report.run_files import known_domain, pictures
 from dfme.run.job import document
 from dfme.spec import ImageSpec
 
@@ -280,3 +280,5 @@ def test_the_first_line_names_the_pictures_that_are_asked(method: str) -> None:
     assert "pictures of letters" in " ".join(header(document(job)).split())
     drawn = parse_extract(f"--recipe frugal --method.name {method}".split())
     assert "pictures" not in header(document(drawn))
+    assert pictures(document(drawn)) is None
+    assert pictures({"method": {"name": method, "pool": "/data/photos"}}) == "photos"
