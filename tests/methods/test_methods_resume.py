@@ -215,7 +215,7 @@ def test_every_method_killed_in_the_middle_ends_as_if_nobody_had(
 
 
 # Each keeps something of its own kind; the others are these in other company.
-TELLING = ["reuse", "partial data", "everything"]
+TELLING = ["reuse", "partial data", "everything", "all of a pool, by centres"]
 
 
 @pytest.mark.parametrize(
