@@ -84,15 +84,23 @@ class QueriesConfig:
     evolve: Share = 0.0
     """share of every batch that is bred from images paid for before, seldom answered classes above
     all; times the share of the classes that is missing among the answers so far"""
-    pool: Count = 1
-    """candidates for each image that is paid for"""
+    pool: Annotated[Count | Literal["all"], no_auto("a number of candidates, or all")] = 1
+    """candidates for each image that is paid for, where images are drawn; or all, of a method.pool
+    of pictures: as each of student.rounds begins, the students look at all that were not asked"""
     choose: Annotated[
-        Literal["entropy", "margin", "random"], no_auto("margin, entropy or random")
+        Literal["entropy", "margin", "random", "kcenter"],
+        no_auto("margin, entropy, random or kcenter"),
     ] = "entropy"
-    """of a pool, by the students' vote: entropy, margin (between its two likeliest classes) or
-    random, for balance alone to decide; the students' first step comes before any"""
+    """of a pool, by the students' vote: entropy, margin (between its two likeliest classes),
+    kcenter (of a method.pool of pictures: the farthest from what was asked), or random, for balance
+    alone to decide; the students' first step comes before any"""
     balance: bool = True
     """choose as evenly as can be over the classes that the students see"""
+
+    @property
+    def candidates(self) -> int:
+        """Images that are drawn for each one that is paid for."""
+        return 1 if self.pool == "all" else self.pool
 
 
 @dataclass(frozen=True, config=CONFIG)

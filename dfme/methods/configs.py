@@ -16,8 +16,8 @@ else:
 
 
 @dataclass(frozen=True, config=CONFIG)
-class ProceduralConfig:
-    """Queries drawn by a program (``queries.programs``), with no data and no training."""
+class BatchesConfig:
+    """Options of all methods that pay for some batches with the students in every iteration."""
 
     batch_size: BatchSize = 256
     """images per batch, or auto: halved until it fits the budget"""
@@ -26,7 +26,21 @@ class ProceduralConfig:
 
 
 @dataclass(frozen=True, config=CONFIG)
-class StaticConfig(ProceduralConfig):
+class ProceduralConfig(BatchesConfig):
+    """Queries drawn by a program (``queries.programs``), or the images of a pool; no training."""
+
+    pool: str = "procedural"
+    """procedural (drawn by queries.programs, without end), or pictures, each asked once at most: a
+    data set (digits, shapes, mnist, cifar10, ...), a FOLDER or an .npz file with at least as many
+    as the budget"""
+    root: str = "datasets"
+    """where torchvision's data sets lie"""
+    download: bool = False
+    """let torchvision fetch a missing data set"""
+
+
+@dataclass(frozen=True, config=CONFIG)
+class StaticConfig(BatchesConfig):
     """The honest baseline: a generator as it was initialised, never trained."""
 
     latent_size: Count = 256

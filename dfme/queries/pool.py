@@ -39,7 +39,7 @@ class ImageSource(Protocol):
 
 class Pool:
     """Images (uint8, or float32 in [0, 1]) drawn without replacement, by one number of the first
-    ``rng``.
+    ``rng``, or in the order that somebody chose.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class Pool:
         self._position = 0
         self._seed: int | None = None
         self._order: Tensor | None = None
+        self._chosen = 0  # the first places of the order, which are not as the seed has them
 
     @property
     def size(self) -> int:
@@ -70,20 +71,47 @@ class Pool:
 
     def draw(self, count: int, rng: torch.Generator) -> Tensor:
         assert count <= self.remaining, "require_enough comes first"
-        if self._order is None:
-            self._shuffle(int(torch.randint(1 << 62, (), generator=rng, device=rng.device)))
-        assert self._order is not None
-        picked_BCHW = self._images[self._order[self._position : self._position + count]].to(
-            rng.device
-        )
+        order_N = self._ordered(rng)
+        places_B = order_N[self._position : self._position + count]
         self._position += count
+        return self.images(places_B, rng.device)
+
+    def images(self, places_B: Tensor, device: torch.device) -> Tensor:
+        """The images (B, C, H, W) at these places of the pool, as ``draw`` gives them."""
+        picked_BCHW = self._images[places_B].to(device)
         unit_BCHW = (
             picked_BCHW if picked_BCHW.is_floating_point() else picked_BCHW.float().div_(255)
         )
         return within_bounds(unit_BCHW, self._spec)
 
+    def places(self, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Places of the images that were drawn, in their order, and of those that were not."""
+        order_N = self._ordered(rng)
+        return order_N[: self._position], order_N[self._position :]
+
+    def unasked(self, count: int, rng: torch.Generator) -> Tensor:
+        """So many images (B, C, H, W) that were not drawn, fewer if there are not as many, at
+        random; they stay where they are, and nobody is asked. ``rng`` is the caller's own.
+        """
+        order_N = torch.arange(self.size) if self._order is None else self._order
+        places_N = order_N[self._position :]
+        picked_B = torch.randperm(len(places_N), generator=rng, device=rng.device)[:count]
+        return self.images(places_N[picked_B.cpu()], rng.device)
+
+    def put_first(self, places_M: Tensor) -> None:
+        """Let these of the images that were not drawn be drawn next, in this order; the others
+        follow in theirs.
+        """
+        assert self._seed is not None, "places comes first"
+        self._reorder(torch.cat([self._drawn, places_M.cpu()]))
+
     def state_dict(self) -> dict[str, Any]:
-        return {"size": self.size, "seed": self._seed, "position": self._position}
+        """``chosen``: the places at which the order is not what the seed gives."""
+        state = {"size": self.size, "seed": self._seed, "position": self._position}
+        if not self._chosen:
+            return state
+        assert self._order is not None
+        return state | {"chosen": self._order[: self._chosen].clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what ``state_dict`` gave. ValueError for the state of a pool of another size."""
@@ -92,13 +120,33 @@ class Pool:
                 f"pool {self.name}: expected {state['size']} images as before, got {self.size}"
             )
         self._position = state["position"]
+        self._seed = state["seed"]
         self._order = None
-        if state["seed"] is not None:
-            self._shuffle(state["seed"])
+        self._chosen = 0
+        if self._seed is not None:
+            self._reorder(state.get("chosen", torch.arange(0)))
 
-    def _shuffle(self, seed: int) -> None:
-        self._seed = seed
-        self._order = torch.randperm(self.size, generator=torch.Generator().manual_seed(seed))
+    @property
+    def _drawn(self) -> Tensor:
+        assert self._order is not None
+        return self._order[: self._position]
+
+    def _ordered(self, rng: torch.Generator) -> Tensor:
+        """The order, which the first call draws."""
+        if self._order is None:
+            self._seed = int(torch.randint(1 << 62, (), generator=rng, device=rng.device))
+            self._reorder(torch.arange(0))
+        assert self._order is not None
+        return self._order
+
+    def _reorder(self, first_M: Tensor) -> None:
+        """The order that the seed gives, but for these places, which come first."""
+        assert self._seed is not None
+        shuffled_N = torch.randperm(self.size, generator=torch.Generator().manual_seed(self._seed))
+        is_first_N = torch.zeros(self.size, dtype=torch.bool)
+        is_first_N[first_M] = True
+        self._order = torch.cat([first_M, shuffled_N[~is_first_N[shuffled_N]]])
+        self._chosen = len(first_M)
 
 
 def open_pool(

@@ -135,12 +135,17 @@ class Sketch:
         self.seconds = defaultdict[str, float](float)
         self.of_image: dict[str, float] = {}
         self._spent = 0.0
+        self._besides = 0.0
         self._few: dict[tuple[str, ImageSpec], Tensor] = {}
 
     @property
     def owed(self) -> float:
         """Seconds that would have been taken beyond those that were."""
-        return sum(self.seconds.values()) - self._spent
+        return sum(self.seconds.values()) + self._besides - self._spent
+
+    def owe(self, seconds: float) -> None:
+        """Count seconds of something else than drawing that would have been taken."""
+        self._besides += seconds
 
     def draw(
         self, name: str, program: DrawProgram, count: int, spec: ImageSpec, rng: torch.Generator

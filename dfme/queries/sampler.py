@@ -22,7 +22,7 @@ from dfme.spec import ImageSpec, LabelMode
 from dfme.students.losses import log_probabilities
 from dfme.students.replay import Replay, augment
 
-By = Literal["entropy", "margin", "random"]
+By = Literal["entropy", "margin", "random", "kcenter"]
 
 
 def usefulness(vote_NK: Tensor, by: By, rng: torch.Generator) -> Tensor:
@@ -86,7 +86,7 @@ class QuerySampler:
     @property
     def by_students(self) -> bool:
         """True if what is drawn depends on the students, or on answers that came before."""
-        return self.config.pool > 1 or self.evolution is not None
+        return self.config.candidates > 1 or self.evolution is not None
 
     def drawn(self, count: int) -> int:
         """Number of ``count`` images, neither bred nor chosen, that a program draws: the last
@@ -98,10 +98,10 @@ class QuerySampler:
     def images(self, count: int) -> Tensor:
         """``count`` images to pay for, selected from ``pool`` times as many candidates."""
         config = self.config
-        if config.pool == 1 or not self.trained():
+        if config.candidates == 1 or not self.trained():
             return self.spec.quantise(self._joined(count))
         # The last, smaller batch is chosen from as many candidates as any other.
-        x_NCHW = self.spec.quantise(self._joined(self.batch_size * config.pool))
+        x_NCHW = self.spec.quantise(self._joined(self.batch_size * config.candidates))
         scores_ENK = torch.stack([self._scores_of(net, x_NCHW) for net in self.students])
         rng = self.streams["choice"]
         return x_NCHW[choose(scores_ENK, count, config.choose, config.balance, rng)]

@@ -20,6 +20,7 @@ from dfme.report.run_files import (
     defended,
     ended_early,
     knowledge,
+    pictures,
     public_weights,
     without_labels,
 )
@@ -220,6 +221,7 @@ def header(document: Mapping[str, Any]) -> str:
         "recipe": document.get("recipe"),
         "the attacker knew:": knowledge(document),
         f"{PUBLIC}:": public_weights(document),
+        "pictures of": pictures(document),
         "budget": f"{budget:,} queries"
         + (f" ({budget * price / 1000:,.2f} at the price given)" if price else ""),
         "device": document["device"],

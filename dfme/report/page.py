@@ -22,6 +22,7 @@ from dfme.report.run_files import (
     disagreements,
     ended_early,
     knowledge,
+    pictures,
     public_weights,
     read_run,
     scored_on,
@@ -232,6 +233,7 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         ("KL divergence from the teacher", _text(run.final("kl"), "{:.4f} nats")),
         ("Form of the answers", _text(summary.get("label_mode"))),
         ("The attacker knew", knowledge(run.config)),
+        ("Pictures that were asked", pictures(run.config)),
         (
             "Estimator",
             CHOSEN.format_map(summary["estimator"]) if summary.get("estimator") else None,

@@ -18,7 +18,7 @@ from dfme.config.yaml_files import load_yaml
 from dfme.errors import RunError, UserError, flag
 from dfme.files import open_file, read_npz
 from dfme.oracle.ledger_log import Totals, audit
-from dfme.queries.programs import WORTH_NOTHING
+from dfme.queries.programs import PROCEDURAL, WORTH_NOTHING
 from dfme.report.metrics import read_metrics
 from dfme.statistics import wilson_interval
 
@@ -57,6 +57,12 @@ def public_weights(
         return printable(str(facts["name"]))
     path = (config.get("student") or {}).get("weights")
     return printable(PurePath(str(path)).name) if path else None
+
+
+def pictures(config: Mapping[str, Any]) -> str | None:
+    """The pool that a run with this configuration asks, by its last name; None of drawn images."""
+    pool = (config.get("method") or {}).get("pool", PROCEDURAL)
+    return None if pool == PROCEDURAL else printable(PurePath(str(pool)).name)
 
 
 def without_labels(summary: Mapping[str, Any]) -> str | None:

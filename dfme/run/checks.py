@@ -15,7 +15,8 @@ from dfme.data import check_dataset
 from dfme.errors import Problem, Ref, Text, UserError, say
 from dfme.methods import METHODS, entry_of
 from dfme.nets import check_net, find_net, is_own
-from dfme.queries.programs import check_pool, check_programs
+from dfme.queries.choice_checks import choice_problems
+from dfme.queries.programs import PROCEDURAL, check_pool, check_programs
 from dfme.run.directory import holds_something, is_run
 from dfme.run.job import POOLS, idle_problems
 
@@ -151,6 +152,8 @@ def method_problems(job: Job) -> Iterator[Problem]:
     if "queries" in heeded:
         yield from _caught("queries.programs", partial(check_programs, job.queries.programs))
         yield from _queries_problems(job)
+        in_rounds = bool(job.config.student.rounds) or learns_in_stages(job)
+        yield from choice_problems(job.queries, getattr(method, "pool", PROCEDURAL), in_rounds)
 
 
 def _uncounted(method: Any) -> Iterator[Problem]:
@@ -262,7 +265,7 @@ def _estimator_problems(job: Job) -> Iterator[Problem]:
 def _queries_problems(job: Job) -> Iterator[Problem]:
     config = job.queries
     method = job.method_config
-    if getattr(method, "adversarial", 0) and (config.pool > 1 or config.procedural):
+    if getattr(method, "adversarial", 0) and (config.candidates > 1 or config.procedural):
         yield Problem(
             "method.adversarial",
             "expected queries.pool 1 and queries.procedural 0 with it: it looks at the generator's "

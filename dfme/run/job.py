@@ -20,6 +20,7 @@ from dfme.config.settings import ExtractConfig, Job, TeacherConfig
 from dfme.config.values import Option, flatten, leaves, options_of
 from dfme.errors import Problem, Ref, UserError, joined
 from dfme.methods import METHODS, SECTIONS, MethodEntry, entry_of
+from dfme.queries.choice_checks import idle_choice
 
 PACKAGE = (
     Path(__file__).resolve().parents[1]
@@ -289,7 +290,7 @@ DRAWING = (
     Ref("queries.procedural"),
     Ref("queries.base"),
     Ref("method.proxy", "procedural"),
-    Ref("method.name", "procedural"),
+    Ref("method.pool", "procedural"),
 )
 DIFFERENCES = Ref("estimator.kind", "finite_difference,synthetic")
 
@@ -309,6 +310,7 @@ EFFECTS: dict[str, tuple[Ref, ...]] = {
     "evaluation.root evaluation.download": (Ref("evaluation.dataset", FROM_DISK),),
     "answers.knows": (Ref("answers.recover"),),
     "queries.choose queries.balance": (Ref("queries.pool"),),
+    "queries.balance": (Ref("queries.choose", "entropy,margin,random"),),
     "queries.programs queries.domain": DRAWING,
     "queries.programs": (Ref("queries.domain", "unknown"),),
     "estimator.objective estimator.space estimator.form estimator.direction": (DIFFERENCES,),
@@ -344,6 +346,8 @@ def idle_problems(job: Job, gives: Callable[[str], bool]) -> Iterator[Problem]:
         for key in keys.split():
             if key in held and gives(key) and held[key] != usual[key]:
                 yield Problem(key, "takes effect only with " + needed)
+    if job.method == "procedural":
+        yield from idle_choice(job.queries, job.method_config.pool, gives)
 
 
 def _leaves(job: Job) -> dict[str, object]:

@@ -52,7 +52,6 @@ PATIENCE = 3
 HELD_BACK_EVERY = 8
 """Of so many answers one is held back from the training of the last blocks."""
 
-
 MIN_FOR_BLOCKS = 10 * HELD_BACK_EVERY
 """Answers; with fewer than ten of them held back nothing can be told of the last blocks."""
 
@@ -171,6 +170,18 @@ class PublicTrainer(StudentTrainer):
             if self.steps_due:  # which the end of a round makes fewer than one step does
                 metrics |= self._advance()
         return metrics | {"student_steps": self.steps}
+
+    keeps_features = True
+
+    @torch.no_grad()
+    def scores(self, x_NCHW: Tensor) -> Tensor:
+        """Scores (1, N, K) of the student, from features that are kept while it has no others."""
+        student = self.nets[0]
+        if self._is_tuned or not isinstance(student, PublicNet):
+            return super().scores(x_NCHW)
+        features = [self._features_of(part_BCHW) for part_BCHW in x_NCHW.split(BATCH)]
+        scores_NK: Tensor = student.head(torch.cat(features))
+        return scores_NK[None]
 
     def _advance(self) -> Metrics:
         """The next step; the last one that the plan has for a round does all that is left of it."""

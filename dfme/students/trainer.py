@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from dfme.compute.modules import evaluating
 from dfme.config.settings import ExtractConfig
 from dfme.students.ensemble import Ensemble, Vote
 from dfme.students.losses import Distance
@@ -141,6 +142,14 @@ class StudentTrainer:
     def vote(self) -> nn.Module | None:
         """The soft vote of several students, averaged if configured; None for one student."""
         return None if len(self.nets) == 1 else Vote(self._averaged())
+
+    keeps_features = False  # of images, from which it computes their scores again in no time
+
+    @torch.no_grad()
+    def scores(self, x_NCHW: Tensor) -> Tensor:
+        """Scores (E, N, K) of the students on images that nobody need be asked about."""
+        with evaluating(self._whole):
+            return torch.stack([net(x_NCHW) for net in self.nets]).float()
 
     @property
     def progress(self) -> float:

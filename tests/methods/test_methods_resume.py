@@ -68,6 +68,24 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         {**PLANNED, "rounds": (0.2, 0.5, 1.0), "replay_batch": "growing"},
         {"evolve": 0.5, "pool": 2, "choose": "margin", "balance": False},
     ),
+    "all of a pool, by margin": (
+        "procedural",
+        {"pool": "digits"},
+        {**PLANNED, "rounds": (0.2, 0.5, 1.0)},
+        {"evolve": 0.5, "pool": "all", "choose": "margin", "balance": False},
+    ),
+    "all of a pool, evenly": (
+        "procedural",
+        {"pool": "digits"},
+        {**PLANNED, "rounds": (0.2, 0.5, 1.0)},
+        {"pool": "all", "choose": "random"},
+    ),
+    "all of a pool, by centres": (
+        "procedural",
+        {"pool": "digits"},
+        {**PLANNED, "rounds": (0.2, 0.5, 1.0), "count": 2},
+        {"pool": "all", "choose": "kcenter"},
+    ),
     "passes": (
         "procedural",
         {},
@@ -131,6 +149,7 @@ def cloning(
     """A run of one configuration, to be called with its directory and its teacher."""
     student = dict(student or {})
     planned = STUDENT if "steps" not in student else {}
+    draws = method in DRAWING and "pool" not in (options or {})
 
     def clone(out: Path, teacher: Metered, resume: bool = False) -> Result:
         return dfme.extract(
@@ -142,7 +161,7 @@ def cloning(
             label_mode="label" if hard else None,
             method_options={**small_options(method, **SIZES), **(options or {})},
             estimator={"directions": 2} if "estimator" in METHODS[method].sections else None,
-            queries={**(QUICK if method in DRAWING else {}), **(queries or {})} or None,
+            queries={**(QUICK if draws else {}), **(queries or {})} or None,
             student={**planned, **student},
             evaluation={"dataset": "none", "points": 4},
             out=out,
@@ -196,7 +215,7 @@ def test_every_method_killed_in_the_middle_ends_as_if_nobody_had(
 
 
 # Each keeps something of its own kind; the others are these in other company.
-TELLING = ["reuse", "partial data", "everything"]
+TELLING = ["reuse", "partial data", "everything", "all of a pool, by centres"]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from dfme.errors import UserError
 from dfme.queries.pool import Pool, by_programs, open_pool, require_enough
 from dfme.queries.programs import DOMAINS, PROGRAMS, ProceduralImages, check_pool
 from dfme.report.console import header
-from dfme.report.run_files import known_domain
+from dfme.report.run_files import known_domain, pictures
 from dfme.run.job import document
 from dfme.spec import ImageSpec
 
@@ -62,6 +62,32 @@ def test_only_the_first_draw_takes_from_the_generator() -> None:
     assert torch.equal(rng.get_state(), other.get_state())
     pool.draw(3, rng)
     assert torch.equal(rng.get_state(), other.get_state())
+
+
+def test_what_is_put_first_is_drawn_next_and_the_rest_in_its_order() -> None:
+    pool, plain, rng = numbered(), numbered(), seeded()
+    before = numbers(pool.draw(4, rng))
+    drawn, left = pool.places(rng)
+    assert drawn.tolist() == before
+    pool.put_first(left[[9, 3]])
+    order = numbers(plain.draw(20, seeded()))
+    chosen = [order[4 + 9], order[4 + 3]]
+    rest = [number for number in order[4:] if number not in chosen]
+    assert numbers(pool.draw(5, rng)) == chosen + rest[:3]
+    again = numbered()
+    again.load_state_dict(pool.state_dict())
+    assert numbers(again.draw(11, seeded(5))) == rest[3:] == numbers(pool.draw(11, rng))
+
+
+def test_unasked_images_are_shown_and_stay() -> None:
+    pool, rng = numbered(), seeded()
+    assert sorted(numbers(pool.unasked(20, seeded(1)))) == list(range(20))
+    asked = numbers(pool.draw(14, rng))
+    few, all_left = numbers(pool.unasked(3, seeded(1))), numbers(pool.unasked(99, seeded(2)))
+    assert len({*few}) == 3
+    assert {*few} <= {*all_left} == {*range(20)} - {*asked}
+    assert len(all_left) == 6 == pool.remaining
+    assert asked + numbers(pool.draw(6, rng)) == numbers(numbered().draw(20, seeded()))
 
 
 @pytest.mark.parametrize("before", [0, 7])
@@ -246,3 +272,13 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_a_domain_without_a_say_is_refused(words: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
         parse_extract(words.split())
+
+
+@pytest.mark.parametrize("method", ["procedural", "knockoff"])
+def test_the_first_line_names_the_pictures_that_are_asked(method: str) -> None:
+    job = parse_extract(f"--recipe frugal --method.name {method} --method.pool letters".split())
+    assert "pictures of letters" in " ".join(header(document(job)).split())
+    drawn = parse_extract(f"--recipe frugal --method.name {method}".split())
+    assert "pictures" not in header(document(drawn))
+    assert pictures(document(drawn)) is None
+    assert pictures({"method": {"name": method, "pool": "/data/photos"}}) == "photos"

@@ -284,3 +284,25 @@ def test_the_last_parts_compute_from_activations_what_the_whole_network_does() -
         if not torch.equal(before[name], value)
     ]
     assert changed == ["backbone.2.0.weight", "backbone.2.0.bias", "head.weight", "head.bias"]
+
+
+@pytest.mark.parametrize("is_tuned", [False, True])
+def test_scores_of_images_that_are_not_paid_for_are_the_students_and_features_are_kept(
+    is_tuned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = network(seed=5)
+    trainer, spent = trainer_of(100, "label", "tail" if is_tuned else "head", tmp_path / "f.db")
+    spend(trainer, spent, 100, lambda x: answers_of(tuned(owner), LabelMode("label"), x))
+    student = trainer.delivered
+    images = images_of(70, seed=9)
+    with torch.no_grad():
+        expected = student(images)
+    assert not is_tuned or any(stage.name == "tail" and stage.taken for stage in trainer.stages)
+    torch.testing.assert_close(trainer.scores(images), expected[None])
+    computed = []
+    proper = PublicNet.features
+    monkeypatch.setattr(
+        PublicNet, "features", lambda net, x: computed.append(len(x)) or proper(net, x)
+    )
+    torch.testing.assert_close(trainer.scores(images), expected[None])
+    assert bool(computed) == is_tuned
