@@ -173,6 +173,10 @@ class StudentConfig:
     augment: Annotated[Augmentation, no_auto("none, flip, shift, both or affine")] = "none"
     """of paid images that are replayed, with the same answer: none, flip, shift (by a pixel), both,
     or affine (turned, sheared, stretched and moved a little)"""
+    logit_adjustment: Share = 0.0
+    """times the log of how frequent each class is among the paid answers is added to the scores in
+    the loss, so that a student which cannot tell does not name the class that was answered most
+    (Menon et al. 2021); 0: nothing, 1: as if all classes were asked evenly; needs a replay"""
     average: ShareBelowOne = 0.0
     """decay of the weights' moving average (EMA), which is delivered; 0 delivers the last weights
     """

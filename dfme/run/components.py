@@ -25,6 +25,7 @@ from dfme.queries.programs import ProceduralImages
 from dfme.queries.sampler import Evolution, QuerySampler
 from dfme.run.checks import keeps_answers, learns_in_stages, students_of
 from dfme.spec import ImageSpec, LabelMode
+from dfme.students.class_prior import ClassPrior
 from dfme.students.losses import make_distance
 from dfme.students.optimizers import Schedule
 from dfme.students.replay import Replay
@@ -201,13 +202,14 @@ def build_trainer(
     config: ExtractConfig,
     students: Sequence[nn.Module],
     mode: LabelMode,
+    num_classes: int,
     replay: Replay | None,
     schedule: Schedule,
     rng: Streams,
     fresh: Callable[[int], list[nn.Module]] | None = None,
     directory: Path | None = None,
 ) -> StudentTrainer:
-    """The students' training on answers in ``mode``.
+    """The students' training on answers in ``mode`` that have so many classes.
 
     ``directory``: the run's, which keeps the features of a student that learns in stages.
     """
@@ -227,8 +229,16 @@ def build_trainer(
         else:
             cache = FeatureCache(folder / FEATURES, feature_key(net), net.width)
         return PublicTrainer(config, students, replay, schedule, rng["augment"], mode, cache)
-    distance = make_distance(config.answers.loss(config.student.loss), mode)
-    return StudentTrainer(config, students, distance, replay, schedule, rng["augment"], fresh)
+    distance = make_distance(config.answers.loss(student.loss), mode)
+    prior = None
+    if student.logit_adjustment:
+        if replay is None:
+            expected = "expected 0 without a replay; give {student.rounds} and {student.passes}"
+            raise OptionError("student.logit_adjustment", say(expected))
+        prior = ClassPrior(student.logit_adjustment, mode, num_classes)
+    return StudentTrainer(
+        config, students, distance, replay, schedule, rng["augment"], fresh, prior
+    )
 
 
 def build_components(
@@ -256,7 +266,15 @@ def build_components(
     if not learns_in_stages(job):
         config = replace(config, student=replace(config.student, train="all"))
     students = build_trainer(
-        config, nets.students, mode, replay, schedule, rng, nets.fresh, directory
+        config,
+        nets.students,
+        mode,
+        oracle.num_classes,
+        replay,
+        schedule,
+        rng,
+        nets.fresh,
+        directory,
     )
     evolution = None
     if job.queries.evolve and replay is not None:

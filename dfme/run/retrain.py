@@ -203,7 +203,16 @@ def retrain(
             settings = replace(settings, budget=len(paid.replay))
         torch.manual_seed(derived_seed(settings.seed, "global"))
         schedule = Schedule(settings.schedule)
-        trainer = build_trainer(settings, nets, mode, paid.replay, schedule, streams, directory=run)
+        trainer = build_trainer(
+            settings,
+            nets,
+            mode,
+            paid.num_classes,
+            paid.replay,
+            schedule,
+            streams,
+            directory=run,
+        )
         with RunDirectory.create(out) as directory:
             seconds, training = _train(settings.student, trainer, examination, tell)
             queries = answered(paid)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -62,6 +62,10 @@ class Head:
 
     def __call__(self, features_ND: Tensor) -> Tensor:
         return features_ND @ self.weight_KD.T + self.bias_K
+
+    def lowered(self, by_K: Tensor) -> Head:
+        """The head whose scores are lower by so much."""
+        return replace(self, bias_K=self.bias_K - by_K.to(self.bias_K))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Any
 
@@ -21,11 +21,13 @@ from dfme.errors import OptionError, say
 from dfme.nets.public import PublicNet
 from dfme.spec import LabelMode
 from dfme.students import heads
+from dfme.students.class_prior import adjustment, class_mass
 from dfme.students.features import FeatureCache
 from dfme.students.heads import Head
 from dfme.students.losses import make_distance
 from dfme.students.optimizers import Schedule, StepPlan
 from dfme.students.replay import Replay
+from dfme.students.stages import Stage
 from dfme.students.tail import TailTraining
 from dfme.students.trainer import Metrics, StudentTrainer
 
@@ -57,39 +59,6 @@ MIN_FOR_BLOCKS = 10 * HELD_BACK_EVERY
 
 MAX_BYTES = 2 << 30
 """Of activations in memory; of more images the network is computed whole at every step."""
-
-
-@dataclass(frozen=True)
-class Stage:
-    """What a stage of a round came to, on so many ``images``.
-
-    ``held_back``: agreement on answers that were not learnt from; ``before``: what the last layer
-    alone had on the same ones, which are not those of another stage. ``residual``: of the solve
-    (``heads.Solved``). ``taken``: whether the student has it.
-    """
-
-    name: str
-    images: int
-    taken: bool
-    held_back: float | None = None
-    residual: float | None = None
-    before: float | None = None
-
-    def __str__(self) -> str:
-        if self.residual is not None:
-            how = f"residual {self.residual:.1g} on answers held back"
-            return f"its last layer was solved from {self.images:,} answers, {how}"
-        if self.name == "tail" and not self.taken:
-            return "training its last blocks did not help"
-        part = {
-            "solve": "its last layer was solved",
-            "head": "its last layer was fitted",
-            "tail": "its last blocks were trained",
-        }
-        before = "" if self.before is None else f"{self.before:.1%} before, then "
-        share = f"{before}{self.held_back:.1%}" if self.held_back is not None else ""
-        right = f" ({share} of answers held back)" if share else ""
-        return part[self.name] + right
 
 
 class PublicTrainer(StudentTrainer):
@@ -270,7 +239,12 @@ class PublicTrainer(StudentTrainer):
                 return solved.head
         fitted = heads.fit(*arguments)
         self.stages.append(Stage("head", images, True, fitted.held_back_agreement))
-        return fitted.head
+        return fitted.head.lowered(self._adjustment(answers))
+
+    def _adjustment(self, answers: Tensor) -> Tensor:
+        """What the loss adds to scores (K,), and a last layer that is fitted lacks in its bias."""
+        mass_K = class_mass(answers, self._mode, self._frozen.head.out_features)
+        return adjustment(mass_K, self.config.logit_adjustment)
 
     @torch.no_grad()
     def _take(self, head: Head, blocks: PublicNet | None = None) -> None:
@@ -298,8 +272,9 @@ class PublicTrainer(StudentTrainer):
         head = heads.fit(
             features_ND[learnt_N], answers[learnt_N], self._mode, classes, self._seed
         ).head
+        added_K = self._adjustment(answers[learnt_N])
         probe_BCHW, _ = replay.items(self._first, self._first + 2)
-        tail = TailTraining(self._frozen, head, self.distance, probe_BCHW)
+        tail = TailTraining(self._frozen, head.lowered(added_K), self.distance, probe_BCHW, added_K)
         tail.by_activations &= len(place_N) * tail.bytes_of_image < MAX_BYTES
         middle: list[Tensor] = []
         for places in place_N.split(BATCH) if tail.by_activations else ():

@@ -29,15 +29,24 @@ class TailTraining:
     ``net``: with public weights, which stay as they are. ``head``: the last layer to begin with.
     ``probe``: a few images, by which it is seen whether the network can be entered in its middle;
     where it cannot, a step computes it whole (``by_activations``). Batch statistics stay those of
-    the public weights.
+    the public weights. ``added_K``: what the loss adds to the network's scores
+    (``class_prior.adjustment``).
     """
 
-    def __init__(self, net: PublicNet, head: Head, distance: Distance, probe_BCHW: Tensor) -> None:
+    def __init__(
+        self,
+        net: PublicNet,
+        head: Head,
+        distance: Distance,
+        probe_BCHW: Tensor,
+        added_K: Tensor,
+    ) -> None:
         names = net.parts
         first = _first_trained(net)
         self._net = net
         self._before = names[first - 1] if first else None
         self._distance = distance
+        self._added_K = added_K
         self._one_image = net.inputs(probe_BCHW[:1])
         self.tuned = copy.deepcopy(net).requires_grad_(requires_grad=False)
         for name in names[first:]:
@@ -62,11 +71,11 @@ class TailTraining:
         return self._activations(images_BCHW).half() if self.by_activations else images_BCHW
 
     def scores(self, middle: Tensor) -> Tensor:
-        """Scores (B, K) from ``middle``, as the network is now."""
+        """Scores (B, K) from ``middle`` as the loss takes them, as the network is now."""
         whole = not self.by_activations
         features_BD = self.tuned.features(middle) if whole else self._end(middle.float())
         scores_BK: Tensor = self.tuned.head(features_BD)
-        return scores_BK
+        return scores_BK + self._added_K
 
     def step(self, middle: Tensor, answers: Tensor, rate: float) -> Tensor:
         """One step of AdamW; the loss of each image (B,). ``rate``: factor of the learning rate."""

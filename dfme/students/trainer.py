@@ -12,6 +12,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from dfme.compute.modules import evaluating
 from dfme.config.settings import ExtractConfig
+from dfme.students.class_prior import ClassPrior
 from dfme.students.ensemble import Ensemble, Vote
 from dfme.students.losses import Distance
 from dfme.students.optimizers import (
@@ -63,7 +64,8 @@ class StudentTrainer:
     Several students learn from the same batches, each by its own loss; one optimiser minimises the
     sum. Learning rate and number of steps follow the share of the budget spent, which ``schedule``
     holds. ``rng`` draws the augmentations. ``fresh`` makes as many nets, for the round of
-    a number to begin with.
+    a number to begin with. ``prior``: what is added to scores in the loss, if anything is; it needs
+    a replay.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class StudentTrainer:
         schedule: Schedule,
         rng: torch.Generator,
         fresh: Callable[[int], Sequence[nn.Module]] | None = None,
+        prior: ClassPrior | None = None,
     ) -> None:
         self.nets = list(nets)
         self.distance = distance
@@ -96,6 +99,7 @@ class StudentTrainer:
         self.schedule = schedule
         self._rng = rng
         self._fresh = fresh
+        self._prior = prior
         self._whole = self.nets[0] if len(self.nets) == 1 else Ensemble(self.nets)
         self._optimizer = ScheduledOptimizer(
             make_optimizer(self._whole, config.student), self.lr_factor
@@ -288,10 +292,14 @@ class StudentTrainer:
             images_BCHW.device.type, torch.bfloat16, enabled=self.precision == "bf16"
         ):
             scores = self._whole(images_BCHW)
+        scores = scores.float()
+        if self._prior is not None:
+            assert self.replay is not None, "a prior needs a replay"
+            scores = scores + self._prior.of(self.replay).to(scores.device)
         if len(self.nets) == 1:
-            losses_B = self.distance.between(scores.float(), targets)
+            losses_B = self.distance.between(scores, targets)
         else:
-            losses = [self.distance.between(scores_BK, targets) for scores_BK in scores.float()]
+            losses = [self.distance.between(scores_BK, targets) for scores_BK in scores]
             losses_B = torch.stack(losses).sum(dim=0)
         losses_B.mean().backward()
         self._optimizer.step()
@@ -311,6 +319,7 @@ class StudentTrainer:
             "steps": self.steps,
             "greatest_lr": self._greatest_lr,
             "precision": self.precision,
+            "prior": None if self._prior is None else self._prior.state_dict(),
             "rounds": {"budget": self._budget, "ends": list(plan.ends), "since": plan.since}
             if self._grows
             else None,
@@ -323,6 +332,8 @@ class StudentTrainer:
             self._average.load_state_dict(state["average"])
         if self.replay is not None:
             self.replay.load_state_dict(state["replay"])
+        if self._prior is not None:
+            self._prior.load_state_dict(state["prior"])
         self.steps = state["steps"]
         self._greatest_lr = state["greatest_lr"]
         self.precision = (

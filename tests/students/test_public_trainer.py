@@ -269,7 +269,7 @@ def test_the_last_parts_compute_from_activations_what_the_whole_network_does() -
     mode = LabelMode.parse("probabilities")
     head = Head(net.head.weight.detach(), net.head.bias.detach())
     images = images_of(5)
-    tail = TailTraining(net, head, make_distance("kl", mode), images[:2])
+    tail = TailTraining(net, head, make_distance("kl", mode), images[:2], torch.zeros(1))
     assert tail.by_activations
     torch.testing.assert_close(tail.scores(tail.middle(images)), net(images), rtol=0.01, atol=0.05)
     before = copy.deepcopy(net.state_dict())
