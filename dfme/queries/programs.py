@@ -38,6 +38,7 @@ PROGRAMS: dict[str, str] = {
     "noise": "dfme.queries.textures:draw_noise",
     "gradients": "dfme.queries.drawing:draw_ramps",
     "generators": "dfme.queries.textures:draw_generators",
+    "things": "dfme.queries.things:draw_things",
 }
 
 # queries.domain -> the programs that it sets; docs/results/real_size.md has what each is worth.
