@@ -1,29 +1,29 @@
 """A program that puts things on a ground, as a camera sees them.
 
-Lumps and polygons, bodies with limbs, and hulls with wheels, in few colours as of photographs, with
-a pattern and a light from above, stand on a plain ground, before a texture or below a horizon.
+Lumps and polygons, bodies with limbs, hulls with wheels and faces, in few colours as of
+photographs, with a pattern and a light from above, stand on a plain ground, before a texture or
+below a horizon.
 """
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
 from dfme.queries.drawing import in_chunks, log_uniform, pixel_grid, uniform
+from dfme.queries.silhouettes import NOWHERE, PARTS, SHAPES
 from dfme.queries.textures import power_law_fields
 from dfme.spec import ImageSpec
 
 MOST = 3  # things of an image
 SINGLE = 2 / 3  # share of images with one
-SIZES = (0.3, 0.9)  # of a thing, in halves of the shorter side
+SIZES = (0.5, 1.2)  # of a thing, in halves of the shorter side
 PLACES = (0.4, 0.35)  # how far from the middle a thing stands, across and up, in halves of a side
 SWAY = 0.2  # standard deviation of a thing's turn, radians
-PARTS = 8  # of a thing, the last before the others
-NOWHERE = -9.0  # depth of a part that is not there
 CONTRAST = (0.0, 0.8)  # of light and shade
 RIM = 0.35  # depth from which on a part is flat, in sizes of the thing
+DARK = 0.3  # of the last colour of a thing
 SHADOWS = (0.0, 0.6)  # how much darker the ground is below a thing
 
 CHROMA = ((0.9, 0.1, -1.0), (0.45, -0.9, 0.45))
@@ -31,13 +31,16 @@ CHROMA = ((0.9, 0.1, -1.0), (0.45, -0.9, 0.45))
 principal axes of the colours of photographs (Ruderman, Cronin and Chiao 1998, "Statistics of cone
 responses to natural images", Journal of the Optical Society of America A 15)."""
 CHROMA_SPREADS = (1.0, 0.45)  # the second varies less
-SATURATION = 0.45  # at most; most colours are near grey
+SATURATION = 0.6  # at most; most colours are near grey
 GREYS = (0.05, 0.95)
 SKY = (0.5, 0.7, 0.95)
 GRASS = (0.3, 0.45, 0.18)
 EARTH = (0.5, 0.42, 0.3)
 
 BLUR = (0.2, 0.9)  # standard deviation in 32nds of the shorter side
+SPREADS = (0.12, 0.33)  # of an image's greys, standard deviation
+GAINS = (0.7, 4.0)
+MEANS = (0.3, 0.7)
 GAMMAS = (0.6, 1.4)
 VIGNETTE = 0.12  # at most, how much darker an image is at its shorter edge
 GRAIN = (0.003, 0.04)  # standard deviation of the noise of the camera
@@ -136,132 +139,6 @@ def _tinted(colour: Tensor, tint: Tensor, rng: torch.Generator) -> Tensor:
     return torch.lerp(colour, tint * uniform(one, 0.4, 1.2, rng), share)
 
 
-# Shapes: how deep a place lies within each part of a thing, (B, P, H, W), in sizes of the thing;
-# outside it is negative. x and y (B, H, W) are the place, y downwards.
-
-
-def lumps(x_BHW: Tensor, y_BHW: Tensor, rng: torch.Generator) -> Tensor:
-    """One part: an outline of six random waves, a polygon of any sharpness, or a star."""
-    one = (len(x_BHW), 1, 1)
-    radius_BHW = x_BHW.hypot(y_BHW)
-    angle_BHW = torch.atan2(y_BHW, x_BHW)
-    waves_BHW = torch.zeros_like(angle_BHW)
-    for wave in range(1, 7):
-        phase = uniform(one, 0, 2 * math.pi, rng)
-        waves_BHW += uniform(one, -0.35, 0.35, rng) / wave * (wave * angle_BHW + phase).cos()
-    corners = torch.randint(3, 9, one, generator=rng, device=rng.device).float()
-    half = math.pi / corners
-    side = half.cos() / (angle_BHW.remainder(2 * half) - half).cos()
-    polygon_BHW = 0.9 * side ** uniform(one, 0, 1.2, rng)
-    star_BHW = 0.65 + 0.35 * (corners * angle_BHW).cos()
-    kind = uniform(one, 0, 1, rng)
-    straight_BHW = torch.where(kind < 0.85, polygon_BHW, star_BHW)
-    edge_BHW = torch.where(kind < 0.55, 0.8 * waves_BHW.exp(), straight_BHW)
-    return (edge_BHW - radius_BHW).unsqueeze(1)
-
-
-def bodies(x_BHW: Tensor, y_BHW: Tensor, rng: torch.Generator) -> Tensor:
-    """A trunk, a neck, a head, up to four limbs and a tail: all of them thick lines."""
-    one = (len(x_BHW), 1, 1)
-
-    def between(low: float, high: float) -> Tensor:
-        return uniform(one, low, high, rng)
-
-    reach = between(0.2, 0.55)
-    tilt = between(-0.25, 0.25)
-    thick = between(0.14, 0.34)
-    head = (reach + between(-0.1, 0.4), tilt - between(0.05, 0.6))
-    skull = between(0.1, 0.25)
-    parts = [
-        _limb(x_BHW, y_BHW, (-reach, -tilt), (reach, tilt), (thick, thick * between(0.6, 1.2))),
-        _limb(x_BHW, y_BHW, (reach, tilt), head, (thick * between(0.4, 0.8), 0.7 * skull)),
-    ]
-    muzzle = (head[0] + between(-0.2, 0.35), head[1] + between(-0.1, 0.2))
-    parts.append(_limb(x_BHW, y_BHW, head, muzzle, (skull, skull * between(0.4, 1))))
-    length = between(0.25, 0.7)
-    thin = between(0.04, 0.1)
-    slant = between(-0.2, 0.2)
-    for place in (-1.0, -0.6, 0.6, 1.0):
-        hip = (place * reach + between(-0.05, 0.05), tilt * place)
-        foot = (hip[0] + slant + between(-0.12, 0.12), hip[1] + length)
-        leg_BHW = _limb(x_BHW, y_BHW, hip, foot, (1.4 * thin, thin))
-        parts.append(_unless(leg_BHW, 0.25, rng))
-    end = (-reach - between(0.1, 0.6), between(-0.5, 0.4) - tilt)
-    widths = (between(0.03, 0.12), between(0.02, 0.15))
-    tail_BHW = _limb(x_BHW, y_BHW, (-reach, -tilt), end, widths)
-    parts.append(_unless(tail_BHW, 0.4, rng))
-    return torch.stack(parts, 1)
-
-
-def hulls(x_BHW: Tensor, y_BHW: Tensor, rng: torch.Generator) -> Tensor:
-    """A hull, a cabin with a window, two wheels, a mast or a wing, and a band."""
-    one = (len(x_BHW), 1, 1)
-
-    def between(low: float, high: float) -> Tensor:
-        return uniform(one, low, high, rng)
-
-    wide = between(0.5, 0.95)
-    high = between(0.12, 0.4)
-    nought = torch.zeros_like(wide)
-    tapered_BHW = x_BHW * (1 + between(-0.5, 0.5) * y_BHW)
-    round_hull = torch.minimum(between(0.02, 0.15), high)
-    parts = [_box(tapered_BHW, y_BHW, (nought, nought), (wide, high), round_hull)]
-    cabin = (wide * between(0.25, 0.8), between(0.12, 0.35))
-    middle = (wide * between(-0.4, 0.4), -high - 0.8 * cabin[1])
-    slanted_BHW = x_BHW + between(-0.6, 0.6) * (y_BHW + high)
-    cabin_BHW = _box(slanted_BHW, y_BHW, middle, cabin, between(0.01, 0.1))
-    pane = (cabin[0] * between(0.5, 0.85), cabin[1] * between(0.4, 0.7))
-    window = (middle[0] + between(-0.1, 0.1), middle[1])
-    pane_BHW = _box(slanted_BHW, y_BHW, window, pane, between(0.01, 0.05))
-    parts += [_unless(cabin_BHW, 0.2, rng), _unless(pane_BHW, 0.3, rng)]
-    wheel = between(0.1, 0.24)
-    spread = wide * between(0.4, 0.85)
-    both_B2HW = torch.stack(
-        [wheel - (x_BHW - side * spread).hypot(y_BHW - high) for side in (-1, 1)], 1
-    )
-    parts += _unless(both_B2HW, 0.35, rng).unbind(1)
-    top = (between(-0.9, 0.9), between(-0.9, 0.9))
-    widths = (between(0.03, 0.1), between(0.02, 0.08))
-    wing_BHW = _limb(x_BHW, y_BHW, (between(-0.5, 0.5), nought), top, widths)
-    parts.append(_unless(wing_BHW, 0.5, rng))
-    band = (wide * between(0.7, 1), high * between(0.1, 0.35))
-    band_BHW = _box(x_BHW, y_BHW, (nought, between(-0.1, 0.1)), band, between(0, 0.03))
-    parts.append(_unless(band_BHW, 0.5, rng))
-    return torch.stack(parts, 1)
-
-
-Pair = tuple[Tensor, Tensor]
-
-
-def _unless(depth: Tensor, share: float, rng: torch.Generator) -> Tensor:
-    """The part, but for this share of the images."""
-    one = (len(depth), *[1] * (depth.dim() - 1))
-    return depth.masked_fill(uniform(one, 0, 1, rng) < share, NOWHERE)
-
-
-def _limb(x_BHW: Tensor, y_BHW: Tensor, start: Pair, end: Pair, widths: Pair) -> Tensor:
-    """A line from one place to another, half as wide as said at both ends, which are round."""
-    along_x = end[0] - start[0]
-    along_y = end[1] - start[1]
-    squared = (along_x.square() + along_y.square()).clamp_min(1e-9)
-    from_x = x_BHW - start[0]
-    from_y = y_BHW - start[1]
-    share_BHW = ((from_x * along_x + from_y * along_y) / squared).clamp(0, 1)
-    off_BHW = (from_x - share_BHW * along_x).hypot(from_y - share_BHW * along_y)
-    return torch.lerp(widths[0], widths[1], share_BHW) - off_BHW
-
-
-def _box(x_BHW: Tensor, y_BHW: Tensor, middle: Pair, halves: Pair, rounded: Tensor) -> Tensor:
-    """A box with rounded corners: the distance to the nearest point of its edge."""
-    off_x = (x_BHW - middle[0]).abs() - halves[0] + rounded
-    off_y = (y_BHW - middle[1]).abs() - halves[1] + rounded
-    outside = off_x.clamp_min(0).hypot(off_y.clamp_min(0))
-    return rounded - outside - torch.maximum(off_x, off_y).clamp_max(0)
-
-
-SHAPES: tuple[Callable[[Tensor, Tensor, torch.Generator], Tensor], ...] = (lumps, bodies, hulls)
-
-
 # Things
 
 
@@ -302,7 +179,8 @@ def _depths(x_BHW: Tensor, y_BHW: Tensor, rng: torch.Generator) -> Tensor:
 def _painted(cover_BPHW: Tensor, spec: ImageSpec, rng: torch.Generator) -> Tensor:
     """Paint of a thing (B, C, H, W), wherever it is: few colours among its parts, and a pattern."""
     count = len(cover_BPHW)
-    colours_BMC11 = palettes(count, 3, spec.shape[0], rng)
+    colours_BMC11 = palettes(count, 4, spec.shape[0], rng)
+    colours_BMC11[:, -1] *= DARK
     colour_BPC11 = _colours_of_parts(colours_BMC11, rng)
     paint_BCHW = colour_BPC11[:, 0].expand(-1, -1, *spec.shape[1:])
     for part in range(1, PARTS):
@@ -312,12 +190,12 @@ def _painted(cover_BPHW: Tensor, spec: ImageSpec, rng: torch.Generator) -> Tenso
 
 
 def _colours_of_parts(colours_BMC11: Tensor, rng: torch.Generator) -> Tensor:
-    """Half of the things have parts of any of their colours; of the others one part in five has
-    another, (B, P, C, 1, 1).
+    """Half of the things have parts of any of their colours; of the others one part in three
+    has the dark one, (B, P, C, 1, 1).
     """
     count, most, channels = colours_BMC11.shape[:3]
     some_BP = torch.randint(most, (count, PARTS), generator=rng, device=rng.device)
-    few_BP = (uniform((count, PARTS), 0, 1, rng) < 0.2) * (most - 1)
+    few_BP = (uniform((count, PARTS), 0, 1, rng) < 0.35) * (most - 1)
     which_BP = torch.where(uniform((count, 1), 0, 1, rng) < 0.5, some_BP, few_BP)
     index_BPC = which_BP.unsqueeze(2).expand(-1, -1, channels)
     return colours_BMC11.flatten(2).gather(1, index_BPC)[..., None, None]
@@ -382,10 +260,25 @@ def _photographed(image_BCHW: Tensor, spec: ImageSpec, rng: torch.Generator) -> 
     seen_BCHW = torch.lerp(seen_BCHW, uniform(one, 0.3, 0.9, rng), haze)
     corner = (x_1W.square() + y_H1.square()).clamp_max(2)
     seen_BCHW = seen_BCHW * (1 - uniform(one, 0, VIGNETTE, rng) * corner)
+    seen_BCHW = exposed(seen_BCHW, rng)
     seen_BCHW = seen_BCHW.clamp(1e-4, 1) ** log_uniform(one, *GAMMAS, rng)
     seen_BCHW *= uniform((count, channels, 1, 1), 0.9, 1.1, rng)
     noise_BCHW = torch.randn(seen_BCHW.shape, generator=rng, device=rng.device)
     return seen_BCHW.addcmul_(noise_BCHW, log_uniform(one, *GRAIN, rng))
+
+
+def exposed(image_BCHW: Tensor, rng: torch.Generator) -> Tensor:
+    """Images with the brightness and the contrast of photographs: greys are spread, and colours
+    beside grey hardly.
+    """
+    grey_B1HW = image_BCHW.mean(1, keepdim=True)
+    mean_B111 = grey_B1HW.mean((2, 3), keepdim=True)
+    off_B1HW = grey_B1HW - mean_B111
+    spread_B111 = off_B1HW.square().mean((2, 3), keepdim=True).sqrt().clamp_min(0.01)
+    one = mean_B111.shape
+    gain_B111 = (uniform(one, *SPREADS, rng) / spread_B111).clamp(*GAINS)
+    bright_B1HW = uniform(one, *MEANS, rng) + gain_B111 * off_B1HW
+    return bright_B1HW + (image_BCHW - grey_B1HW) * gain_B111.clamp_max(1.2)
 
 
 def blurred(image_BCHW: Tensor, sigma_B: Tensor, reach: int) -> Tensor:
