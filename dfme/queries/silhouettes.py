@@ -18,6 +18,7 @@ NOWHERE = -9.0  # depth of a part that is not there
 
 
 Pair = tuple[Tensor, Tensor]
+Shape = Callable[[Tensor, Tensor, torch.Generator], Tensor]
 
 
 def lumps(x_BHW: Tensor, y_BHW: Tensor, rng: torch.Generator) -> Tensor:
@@ -33,7 +34,8 @@ def lumps(x_BHW: Tensor, y_BHW: Tensor, rng: torch.Generator) -> Tensor:
     half = math.pi / corners
     side = half.cos() / (angle_BHW.remainder(2 * half) - half).cos()
     polygon_BHW = 0.9 * side ** uniform(one, 0, 1.2, rng)
-    star_BHW = 0.65 + 0.35 * (corners * angle_BHW).cos()
+    dent = uniform(one, 0.15, 0.45, rng)
+    star_BHW = 1 - dent + dent * (corners * angle_BHW).cos()
     kind = uniform(one, 0, 1, rng)
     straight_BHW = torch.where(kind < 0.85, polygon_BHW, star_BHW)
     edge_BHW = torch.where(kind < 0.55, 0.8 * waves_BHW.exp(), straight_BHW)
@@ -172,5 +174,4 @@ def _box(x_BHW: Tensor, y_BHW: Tensor, middle: Pair, halves: Pair, rounded: Tens
     return rounded - outside - torch.maximum(off_x, off_y).clamp_max(0)
 
 
-SHAPES: tuple[Callable[[Tensor, Tensor, torch.Generator], Tensor], ...]
-SHAPES = (lumps, bodies, hulls, faces)
+SHAPES: tuple[Shape, ...] = (lumps, bodies, hulls, faces)

@@ -18,7 +18,7 @@ from dfme.spec import ImageSpec
 
 MOST = 3  # things of an image
 SINGLE = 2 / 3  # share of images with one
-SIZES = (0.5, 1.2)  # of a thing, in halves of the shorter side
+SIZES = (0.6, 1.4)  # of a thing, in halves of the shorter side
 PLACES = (0.4, 0.35)  # how far from the middle a thing stands, across and up, in halves of a side
 SWAY = 0.2  # standard deviation of a thing's turn, radians
 CONTRAST = (0.0, 0.8)  # of light and shade
@@ -38,7 +38,7 @@ GRASS = (0.3, 0.45, 0.18)
 EARTH = (0.5, 0.42, 0.3)
 
 BLUR = (0.2, 0.9)  # standard deviation in 32nds of the shorter side
-SPREADS = (0.12, 0.33)  # of an image's greys, standard deviation
+SPREADS = (0.15, 0.38)  # of an image's greys, standard deviation
 GAINS = (0.7, 4.0)
 MEANS = (0.3, 0.7)
 GAMMAS = (0.6, 1.4)
