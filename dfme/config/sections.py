@@ -71,7 +71,8 @@ class QueriesConfig:
 
     programs: tuple[str, ...] = ("leaves",)
     """what procedural images are drawn by, evenly: leaves (dead leaves), textured (leaves),
-    strokes, pen, text, noise (1/f), gradients, generators; a name that stands twice counts twice"""
+    strokes, pen, text, noise (1/f), gradients, generators, things (on a ground); a name that stands
+    twice counts twice"""
     domain: Basic[Literal["handwriting", "things", "text", "unknown"]] = "unknown"
     """what the attacker knows that the teacher is for, which sets the programs: handwriting (and
     other writing), text (printed, in a picture), things (textured leaves for what photographs show,

@@ -45,7 +45,7 @@ PROGRAMS: dict[str, str] = {
 DOMAINS: dict[str, tuple[str, ...]] = {
     "handwriting": ("pen",),
     "text": ("text",),
-    "things": ("textured",),
+    "things": ("things",),
 }
 WORTH_NOTHING = ("things",)
 """Domains whose programs were worth nothing on the model of strangers that was measured

@@ -16,6 +16,7 @@ from dfme.queries.silhouettes import NOWHERE, PARTS, SHAPES
 from dfme.queries.textures import power_law_fields
 from dfme.spec import ImageSpec
 
+CUT_OUTS = 0.2  # share of images that no camera saw: things on white, as in catalogues
 MOST = 3  # things of an image
 SINGLE = 2 / 3  # share of images with one
 SIZES = (0.6, 1.4)  # of a thing, in halves of the shorter side
@@ -40,7 +41,7 @@ EARTH = (0.5, 0.42, 0.3)
 BLUR = (0.2, 0.9)  # standard deviation in 32nds of the shorter side
 SPREADS = (0.15, 0.38)  # of an image's greys, standard deviation
 GAINS = (0.7, 4.0)
-MEANS = (0.3, 0.7)
+MEANS = (0.25, 0.7)
 GAMMAS = (0.6, 1.4)
 VIGNETTE = 0.12  # at most, how much darker an image is at its shorter edge
 GRAIN = (0.003, 0.04)  # standard deviation of the noise of the camera
@@ -56,13 +57,14 @@ def draw_things(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
     ingredient is worth is in docs/results/real_size_programs.md.
     ``count`` images (B, C, H, W), float32 within the bounds, on the device of ``rng``.
     """
-    image_BCHW = _grounds(count, spec, rng)
+    white_B111 = _chance(count, CUT_OUTS, rng)
+    image_BCHW = _grounds(count, spec, rng).masked_fill_(white_B111, 1)
     number_B111 = torch.randint(2, MOST + 1, (count, 1, 1, 1), generator=rng, device=rng.device)
     number_B111 = number_B111.masked_fill(_chance(count, SINGLE, rng), 1)
     for place in range(MOST):
         more_BCHW = _with_a_thing(image_BCHW, spec, rng)
         image_BCHW = torch.where(number_B111 > place, more_BCHW, image_BCHW)
-    return _photographed(image_BCHW, spec, rng)
+    return torch.where(white_B111, image_BCHW, _photographed(image_BCHW, spec, rng))
 
 
 def _chance(count: int, share: float, rng: torch.Generator) -> Tensor:

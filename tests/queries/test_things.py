@@ -124,6 +124,7 @@ def test_a_point_out_of_focus_is_a_gaussian() -> None:
 def test_most_images_have_one_thing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each thing adds 1 to an image of 0, so an image is the number of its things."""
     spec = ImageSpec((1, 2, 2), bounds=(0.0, 10.0))
+    monkeypatch.setattr(things, "CUT_OUTS", 0.0)
     monkeypatch.setattr(things, "_grounds", lambda count, *_: torch.zeros(count, 1, 2, 2))
     monkeypatch.setattr(things, "_with_a_thing", lambda image_BCHW, *_: image_BCHW + 0.1)
     monkeypatch.setattr(things, "_photographed", lambda image_BCHW, *_: image_BCHW)
@@ -132,3 +133,14 @@ def test_most_images_have_one_thing(monkeypatch: pytest.MonkeyPatch) -> None:
     share_N = number_B.bincount() / 3000
     rest = (1 - things.SINGLE) / 2
     assert share_N.tolist() == pytest.approx([0, things.SINGLE, rest, rest], abs=0.03)
+
+
+def test_some_things_stand_on_white_and_no_camera_saw_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(things, "_photographed", lambda image_BCHW, *_: 0 * image_BCHW)
+    image_BCHW = things.draw_things(900, ImageSpec((3, 24, 24)), torch.Generator().manual_seed(0))
+    cut_out_B = image_BCHW.amax((1, 2, 3)) > 0
+    assert float(cut_out_B.float().mean()) == pytest.approx(things.CUT_OUTS, abs=0.04)
+    white_B = (image_BCHW == 1).all(1).float().mean((1, 2))[cut_out_B]
+    assert float((white_B > 0.02).float().mean()) > 0.7, "the others are larger than the image"
