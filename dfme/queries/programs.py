@@ -47,12 +47,6 @@ DOMAINS: dict[str, tuple[str, ...]] = {
     "text": ("text",),
     "things": ("things",),
 }
-WORTH_NOTHING = ("things",)
-"""Domains whose programs were worth nothing on the model of strangers that was measured
-(docs/methods.md).
-
-They can be asked for, and no profile of an audit counts them as knowledge.
-"""
 
 DRAWN_SIDE = 96
 """Pixels of the shorter side that programs draw; larger images are enlarged from it.

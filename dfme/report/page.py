@@ -21,7 +21,7 @@ from dfme.report.run_files import (
     defended,
     disagreements,
     ended_early,
-    knowledge,
+    known_domain,
     public_weights,
     read_run,
     scored_on,
@@ -231,7 +231,7 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         *((label.capitalize(), value) for label, value in paid_answers(summary)),
         ("KL divergence from the teacher", _text(run.final("kl"), "{:.4f} nats")),
         ("Form of the answers", _text(summary.get("label_mode"))),
-        ("The attacker knew", knowledge(run.config)),
+        ("The attacker knew", known_domain(run.config)),
         (
             "Estimator",
             CHOSEN.format_map(summary["estimator"]) if summary.get("estimator") else None,
