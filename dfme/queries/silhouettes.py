@@ -13,12 +13,12 @@ from torch import Tensor
 
 from dfme.queries.drawing import uniform
 
-PARTS = 8  # of a thing, at most
+MAX_PARTS = 8  # of a thing, at most
 NOWHERE = -9.0  # depth of a part that is not there
 
 
-Pair = tuple[Tensor, Tensor]
-Shape = Callable[[Tensor, Tensor, torch.Generator], Tensor]
+Both = tuple[Tensor, Tensor]
+Silhouette = Callable[[Tensor, Tensor, torch.Generator], Tensor]
 
 
 def lumps(x_BHW: Tensor, y_BHW: Tensor, rng: torch.Generator) -> Tensor:
@@ -154,7 +154,7 @@ def _unless(depth: Tensor, share: float, rng: torch.Generator) -> Tensor:
     return depth.masked_fill(uniform(one, 0, 1, rng) < share, NOWHERE)
 
 
-def _limb(x_BHW: Tensor, y_BHW: Tensor, start: Pair, end: Pair, widths: Pair) -> Tensor:
+def _limb(x_BHW: Tensor, y_BHW: Tensor, start: Both, end: Both, widths: Both) -> Tensor:
     """A line from one place to another, half as wide as said at both ends, which are round."""
     along_x = end[0] - start[0]
     along_y = end[1] - start[1]
@@ -166,7 +166,7 @@ def _limb(x_BHW: Tensor, y_BHW: Tensor, start: Pair, end: Pair, widths: Pair) ->
     return torch.lerp(widths[0], widths[1], share_BHW) - off_BHW
 
 
-def _box(x_BHW: Tensor, y_BHW: Tensor, middle: Pair, halves: Pair, rounded: Tensor) -> Tensor:
+def _box(x_BHW: Tensor, y_BHW: Tensor, middle: Both, halves: Both, rounded: Tensor) -> Tensor:
     """A box with rounded corners: the distance to the nearest point of its edge."""
     off_x = (x_BHW - middle[0]).abs() - halves[0] + rounded
     off_y = (y_BHW - middle[1]).abs() - halves[1] + rounded
@@ -174,4 +174,4 @@ def _box(x_BHW: Tensor, y_BHW: Tensor, middle: Pair, halves: Pair, rounded: Tens
     return rounded - outside - torch.maximum(off_x, off_y).clamp_max(0)
 
 
-SHAPES: tuple[Shape, ...] = (lumps, bodies, hulls, faces)
+SHAPES: tuple[Silhouette, ...] = (lumps, bodies, hulls, faces)

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
 from dfme.queries.drawing import in_chunks, log_uniform, pixel_grid, uniform
-from dfme.queries.silhouettes import NOWHERE, PARTS, SHAPES
+from dfme.queries.silhouettes import MAX_PARTS, NOWHERE, SHAPES
 from dfme.queries.textures import power_law_fields
 from dfme.spec import ImageSpec
 
 CUT_OUTS = 0.2  # share of images that no camera saw: things on white, as in catalogues
-MOST = 3  # things of an image
+MAX_THINGS = 3  # things of an image
 SINGLE = 2 / 3  # share of images with one
 SIZES = (0.6, 1.4)  # of a thing, in halves of the shorter side
 PLACES = (0.4, 0.35)  # how far from the middle a thing stands, across and up, in halves of a side
@@ -59,9 +59,11 @@ def draw_things(count: int, spec: ImageSpec, rng: torch.Generator) -> Tensor:
     """
     white_B111 = _chance(count, CUT_OUTS, rng)
     image_BCHW = _grounds(count, spec, rng).masked_fill_(white_B111, 1)
-    number_B111 = torch.randint(2, MOST + 1, (count, 1, 1, 1), generator=rng, device=rng.device)
+    number_B111 = torch.randint(
+        2, MAX_THINGS + 1, (count, 1, 1, 1), generator=rng, device=rng.device
+    )
     number_B111 = number_B111.masked_fill(_chance(count, SINGLE, rng), 1)
-    for place in range(MOST):
+    for place in range(MAX_THINGS):
         more_BCHW = _with_a_thing(image_BCHW, spec, rng)
         image_BCHW = torch.where(number_B111 > place, more_BCHW, image_BCHW)
     return torch.where(white_B111, image_BCHW, _photographed(image_BCHW, spec, rng))
@@ -170,7 +172,7 @@ def _with_a_thing(image_BCHW: Tensor, spec: ImageSpec, rng: torch.Generator) -> 
 def _depths(x_BHW: Tensor, y_BHW: Tensor, rng: torch.Generator) -> Tensor:
     """Depths of a shape of any kind, (B, P, H, W)."""
     kind_B = torch.randint(len(SHAPES), (len(x_BHW), 1, 1, 1), generator=rng, device=rng.device)
-    depth_BPHW = x_BHW.new_full((len(x_BHW), PARTS, *x_BHW.shape[1:]), NOWHERE)
+    depth_BPHW = x_BHW.new_full((len(x_BHW), MAX_PARTS, *x_BHW.shape[1:]), NOWHERE)
     for kind, shape in enumerate(SHAPES):
         some_BPHW = shape(x_BHW, y_BHW, rng)
         room = depth_BPHW[:, : some_BPHW.shape[1]]
@@ -185,7 +187,7 @@ def _painted(cover_BPHW: Tensor, spec: ImageSpec, rng: torch.Generator) -> Tenso
     colours_BMC11[:, -1] *= DARK
     colour_BPC11 = _colours_of_parts(colours_BMC11, rng)
     paint_BCHW = colour_BPC11[:, 0].expand(-1, -1, *spec.shape[1:])
-    for part in range(1, PARTS):
+    for part in range(1, MAX_PARTS):
         paint_BCHW = torch.lerp(paint_BCHW, colour_BPC11[:, part], cover_BPHW[:, part, None])
     share_B1HW, relief_B1HW = _patterns(count, spec, rng)
     return torch.lerp(paint_BCHW, colours_BMC11[:, 1], 0.9 * share_B1HW) * (1 + relief_B1HW)
@@ -196,8 +198,8 @@ def _colours_of_parts(colours_BMC11: Tensor, rng: torch.Generator) -> Tensor:
     has the dark one, (B, P, C, 1, 1).
     """
     count, most, channels = colours_BMC11.shape[:3]
-    some_BP = torch.randint(most, (count, PARTS), generator=rng, device=rng.device)
-    few_BP = (uniform((count, PARTS), 0, 1, rng) < 0.35) * (most - 1)
+    some_BP = torch.randint(most, (count, MAX_PARTS), generator=rng, device=rng.device)
+    few_BP = (uniform((count, MAX_PARTS), 0, 1, rng) < 0.35) * (most - 1)
     which_BP = torch.where(uniform((count, 1), 0, 1, rng) < 0.5, some_BP, few_BP)
     index_BPC = which_BP.unsqueeze(2).expand(-1, -1, channels)
     return colours_BMC11.flatten(2).gather(1, index_BPC)[..., None, None]

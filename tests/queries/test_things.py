@@ -49,9 +49,9 @@ def test_a_box_has_the_area_of_geometry(rounded: float) -> None:
 
 
 @pytest.mark.parametrize("shape", silhouettes.SHAPES)
-def test_a_shape_lies_within_the_image_and_no_two_are_alike(shape: silhouettes.Shape) -> None:
+def test_a_shape_lies_within_the_image_and_no_two_are_alike(shape: silhouettes.Silhouette) -> None:
     depth_BPHW = shape(*places(40), torch.Generator().manual_seed(0))
-    assert depth_BPHW.shape[1] <= silhouettes.PARTS
+    assert depth_BPHW.shape[1] <= silhouettes.MAX_PARTS
     inside_BHW = (depth_BPHW > 0).any(1)
     share_B = inside_BHW.float().mean((1, 2))
     assert float(share_B.min()) > 0.05
