@@ -157,9 +157,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[10, 11])
     parser.add_argument("--labels", action="store_true", help="learn from labels alone")
     parser.add_argument(
-        "--frugal", action="store_true", help="train with frugal's augmentation and decay"
+        "-f", "--frugal", action="store_true", help="train with frugal's augmentation and decay"
     )
-    parser.add_argument("--trust", action="store_true", help="run the code of a .pt2 program")
+    parser.add_argument("-t", "--trust", action="store_true", help="run the code of a .pt2 program")
     of = parser.parse_args()
     teacher = teacher_of(of.teacher, of.trust)
     images = load_dataset(of.data, "test", shape=teacher.spec.shape)
