@@ -71,12 +71,12 @@ class QueriesConfig:
 
     programs: tuple[str, ...] = ("leaves",)
     """what procedural images are drawn by, evenly: leaves (dead leaves), textured (leaves),
-    strokes, pen, character, text, noise (1/f), gradients, generators; a name that stands twice
-    counts twice"""
+    strokes, pen, character, text, noise (1/f), gradients, generators, things (on a ground); a name
+    that stands twice counts twice"""
     domain: Basic[Literal["handwriting", "things", "text", "unknown"]] = "unknown"
     """what the attacker knows that the teacher is for, which sets the programs: handwriting (and
-    other writing), text (printed, in a picture), things (textured leaves for what photographs show,
-    worth nothing on the model of strangers that was measured), or unknown"""
+    other writing), text (printed, in a picture), things (on a ground, for what photographs and
+    icons show), or unknown"""
     procedural: Share = 0.0
     """share of every batch that a program draws in place of the generator"""
     base: Literal["none", "procedural"] = "none"

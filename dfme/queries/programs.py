@@ -39,20 +39,15 @@ PROGRAMS: dict[str, str] = {
     "noise": "dfme.queries.textures:draw_noise",
     "gradients": "dfme.queries.drawing:draw_ramps",
     "generators": "dfme.queries.textures:draw_generators",
+    "things": "dfme.queries.things:draw_things",
 }
 
 # queries.domain -> the programs that it sets; docs/results/real_size.md has what each is worth.
 DOMAINS: dict[str, tuple[str, ...]] = {
     "handwriting": ("pen", "character"),
     "text": ("text",),
-    "things": ("textured",),
+    "things": ("things",),
 }
-WORTH_NOTHING = ("things",)
-"""Domains whose programs were worth nothing on the model of strangers that was measured
-(docs/methods.md).
-
-They can be asked for, and no profile of an audit counts them as knowledge.
-"""
 
 DRAWN_SIDE = 96
 """Pixels of the shorter side that programs draw; larger images are enlarged from it.

@@ -19,7 +19,7 @@ from dfme.report.run_files import (
     Beside,
     defended,
     ended_early,
-    knowledge,
+    known_domain,
     pictures,
     public_weights,
     without_labels,
@@ -219,7 +219,7 @@ def header(document: Mapping[str, Any]) -> str:
         "teacher": teacher_name(document["teacher"]),
         "method": document["method"]["name"],
         "recipe": document.get("recipe"),
-        "the attacker knew:": knowledge(document),
+        "the attacker knew:": known_domain(document),
         f"{PUBLIC}:": public_weights(document),
         "pictures of": pictures(document),
         "budget": f"{budget:,} queries"

