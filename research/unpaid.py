@@ -109,7 +109,10 @@ def cropped(x_BCHW: Tensor, rng: torch.Generator) -> Tensor:
     grid_BHW2 = functional.affine_grid(
         torch.stack(rows, 1).view(-1, 2, 3), list(x_BCHW.shape), align_corners=False
     )
-    return functional.grid_sample(x_BCHW, grid_BHW2, padding_mode="border", align_corners=False)
+    part_BCHW: Tensor = functional.grid_sample(
+        x_BCHW, grid_BHW2, padding_mode="border", align_corners=False
+    )
+    return part_BCHW
 
 
 def mixed(

@@ -110,8 +110,13 @@ def bright(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bright:
     level = np.random.default_rng(0).integers(0, 2, (300, 1, 1, 1)) * 120
     images = (level + np.random.default_rng(1).integers(0, 120, (300, *SHAPE))).astype(np.uint8)
     labels = level[:, 0, 0, 0] // 120
-    parts = {"train_images": images, "train_labels": labels}
-    np.savez(tmp_path / "pool.npz", test_images=images[:100], test_labels=labels[:100], **parts)
+    np.savez(
+        tmp_path / "pool.npz",
+        test_images=images[:100],
+        test_labels=labels[:100],
+        train_images=images,
+        train_labels=labels,
+    )
     monkeypatch.chdir(tmp_path)
     return teacher
 
