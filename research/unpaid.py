@@ -143,6 +143,7 @@ class Loop:
 
     idea: str
     mirror: bool
+    colour: bool
     paid_NCHW: Tensor
     scores_NK: Tensor
     unasked_NCHW: Tensor
@@ -156,6 +157,10 @@ class Loop:
     def view(self, x_BCHW: Tensor) -> Tensor:
         x_BCHW = augment(x_BCHW, "affine", self.rng)
         return mirrored(x_BCHW, self.rng) if self.mirror else x_BCHW
+
+    def paid_view(self, x_BCHW: Tensor) -> Tensor:
+        x_BCHW = self.view(x_BCHW)
+        return recoloured(x_BCHW, self.rng) if self.colour else x_BCHW
 
     def start(self, net: nn.Module, steps: int) -> None:
         """The layers below the last learn which two views are of one unasked image."""
@@ -182,7 +187,7 @@ class Loop:
         paid = BATCH // 2 if consistent else BATCH
         for optimizer, progress in cosine(net, decay, steps):
             x_BCHW, index_B = self.batch(self.paid_NCHW, paid)
-            x_BCHW = self.view(x_BCHW)
+            x_BCHW = self.paid_view(x_BCHW)
             target_BK = self.scores_NK[index_B]
             if self.idea in ("mixup", "cutmix"):
                 x_BCHW, target_BK = mixed(x_BCHW, target_BK, self.idea, self.rng)
@@ -293,7 +298,7 @@ def run(of: argparse.Namespace, teacher: Teacher, seed: int) -> Iterator[tuple[n
     if of.labels:
         scores_NK = functional.one_hot(top_N, teacher.num_classes).float()
     net = build_net(ARCH, teacher.spec.shape, teacher.num_classes)
-    loop = Loop(of.idea, of.mirror, paid_NCHW, scores_NK, unasked_NCHW, rng)
+    loop = Loop(of.idea, of.mirror, of.colour, paid_NCHW, scores_NK, unasked_NCHW, rng)
     began = time.process_time()
     if of.start_steps:
         loop.start(net, of.start_steps)
@@ -324,6 +329,7 @@ def main() -> None:
         "--idea", default="plain", choices=["plain", "mixup", "cutmix", "consistency"]
     )
     parser.add_argument("--mirror", action="store_true", help="paid images are mirrored as well")
+    parser.add_argument("--colour", action="store_true", help="paid images are recoloured as well")
     parser.add_argument("--start-steps", type=int, default=0)
     parser.add_argument("--statistics", action="store_true")
     parser.add_argument("-n", "--count", type=int, default=1000, help="paid images")

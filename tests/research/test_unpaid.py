@@ -82,7 +82,7 @@ def test_a_start_moves_all_but_the_last_layer() -> None:
     images = torch.randint(256, (200, *SHAPE), dtype=torch.uint8, generator=rng())
     net = build_net("cnn_small", SHAPE, 4)
     before = {key: value.clone() for key, value in net.state_dict().items()}
-    Loop("plain", False, images[:1], torch.eye(4)[:1], images, rng()).start(net, 2)
+    Loop("plain", False, False, images[:1], torch.eye(4)[:1], images, rng()).start(net, 2)
     moved = {key for key, value in net.named_parameters() if not torch.equal(value, before[key])}
     assert moved == {key for key, _ in net.named_parameters() if not key.startswith("linear")}
 
@@ -125,7 +125,7 @@ def bright(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bright:
     "flags",
     [
         ["--idea", "plain"],
-        ["--idea", "cutmix", "--mirror", "--labels"],
+        ["--idea", "cutmix", "--mirror", "--colour", "--labels"],
         ["--idea", "consistency", "--statistics", "--start-steps", "2"],
     ],
 )
