@@ -70,7 +70,7 @@ def recoloured(x_BCHW: Tensor, rng: torch.Generator) -> Tensor:
     """Brightness, contrast, colourfulness and tint changed, within 0 and 1."""
     batch, channels = x_BCHW.shape[:2]
     draws_B4 = 2 * torch.rand(batch, 3 + channels, generator=rng) - 1
-    contrast_B, light_B, colour_B = (draw[:, None, None, None] for draw in draws_B4[:, :3].T)
+    contrast_B, light_B, colour_B = draws_B4[:, :3, None, None, None].unbind(1)
     mean_B111 = x_BCHW.mean((1, 2, 3), keepdim=True)
     changed_BCHW = (x_BCHW - mean_B111) * (1 + CONTRAST * contrast_B)
     changed_BCHW = changed_BCHW + mean_B111 + CONTRAST / 2 * light_B
@@ -78,7 +78,8 @@ def recoloured(x_BCHW: Tensor, rng: torch.Generator) -> Tensor:
         grey_B1HW = changed_BCHW.mean(1, keepdim=True)
         changed_BCHW = grey_B1HW + (changed_BCHW - grey_B1HW) * (1 + 2 * CONTRAST * colour_B)
         changed_BCHW = changed_BCHW + TINT * draws_B4[:, 3:, None, None]
-    return changed_BCHW.clamp(0, 1)
+    seen_BCHW: Tensor = changed_BCHW.clamp(0, 1)
+    return seen_BCHW
 
 
 def covered(x_BCHW: Tensor, rng: torch.Generator) -> Tensor:

@@ -78,7 +78,8 @@ def test_statistics_are_those_of_the_images() -> None:
     assert torch.equal(net[0].running_mean, torch.zeros(3))  # type: ignore[arg-type]
 
 
-def test_a_start_moves_all_but_the_last_layer() -> None:
+def test_a_start_moves_all_but_the_last_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unpaid, "PAIRS", 8)
     images = torch.randint(256, (200, *SHAPE), dtype=torch.uint8, generator=rng())
     net = build_net("cnn_small", SHAPE, 4)
     before = {key: value.clone() for key, value in net.state_dict().items()}
@@ -107,6 +108,7 @@ def bright(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bright:
     teacher = Bright()
     monkeypatch.setattr(unpaid, "teacher_of", lambda *_: teacher)
     monkeypatch.setattr(unpaid, "ARCH", "cnn_small")
+    monkeypatch.setattr(unpaid, "PAIRS", 8)
     level = np.random.default_rng(0).integers(0, 2, (300, 1, 1, 1)) * 120
     images = (level + np.random.default_rng(1).integers(0, 120, (300, *SHAPE))).astype(np.uint8)
     labels = level[:, 0, 0, 0] // 120
