@@ -323,21 +323,25 @@ def main() -> None:
         "teacher", type=Path, help="weights as of run.py train-teacher, or a .pt2 program"
     )
     parser.add_argument("data", help="test images: the name of a data set, or an .npz file")
-    parser.add_argument("--paid", default="drawn", help="drawn, or a data set")
-    parser.add_argument("--unasked", default="drawn", help="drawn, or a data set")
+    parser.add_argument("-p", "--paid", default="drawn", help="drawn, or a data set")
+    parser.add_argument("-u", "--unasked", default="drawn", help="drawn, or a data set")
     parser.add_argument("--most", type=int, default=0, help="most unasked images of another source")
     parser.add_argument(
-        "--idea", default="plain", choices=["plain", "mixup", "cutmix", "consistency"]
+        "-i", "--idea", default="plain", choices=["plain", "mixup", "cutmix", "consistency"]
     )
-    parser.add_argument("--mirror", action="store_true", help="paid images are mirrored as well")
-    parser.add_argument("--colour", action="store_true", help="paid images are recoloured as well")
-    parser.add_argument("--start-steps", type=int, default=0)
-    parser.add_argument("--statistics", action="store_true")
+    parser.add_argument(
+        "-m", "--mirror", action="store_true", help="paid images are mirrored as well"
+    )
+    parser.add_argument(
+        "-c", "--colour", action="store_true", help="paid images are recoloured as well"
+    )
+    parser.add_argument("-b", "--start-steps", type=int, default=0)
+    parser.add_argument("-a", "--statistics", action="store_true")
     parser.add_argument("-n", "--count", type=int, default=1000, help="paid images")
     parser.add_argument("-s", "--steps", type=int, default=1000)
     parser.add_argument("--seeds", type=int, nargs="+", default=[10, 11])
     parser.add_argument("--labels", action="store_true", help="learn from labels alone")
-    parser.add_argument("--trust", action="store_true", help="run the code of a .pt2 program")
+    parser.add_argument("-t", "--trust", action="store_true", help="run the code of a .pt2 program")
     of = parser.parse_args()
     teacher = teacher_of(of.teacher, of.trust)
     if tuple(teacher.spec.bounds) != (0, 1):
