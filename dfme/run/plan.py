@@ -116,10 +116,12 @@ def plan(job: Job) -> str:
 
 def table(rows: Iterable[tuple[str, str]]) -> str:
     """What is planned, row by row."""
+    rows = list(rows)
+    column = max(12, *(len(name) + 2 for name, _ in rows))
     shown = ["plan: the teacher was asked no image, nothing was written"]
     for name, text in rows:
         shown += textwrap.wrap(
-            f"{name:12}{text}", WIDTH, subsequent_indent=" " * 12, break_on_hyphens=False
+            f"{name:{column}}{text}", WIDTH, subsequent_indent=" " * column, break_on_hyphens=False
         )
     return "\n".join(shown)
 
