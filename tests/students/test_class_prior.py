@@ -63,24 +63,45 @@ def test_every_answer_that_was_held_counts_once_and_a_state_goes_on() -> None:
         assert counted.of(replay).exp().tolist() == pytest.approx([0.25, 0.625, 0.125])
 
 
+def trainer_of(strength: float) -> StudentTrainer:
+    mode = LabelMode("label")
+    student = StudentConfig(lr=0.5, weight_decay=0.0, replay_steps=1, replay_batch=100)
+    config = ExtractConfig(student=student, schedule=ScheduleConfig("constant"))
+    return StudentTrainer(
+        config,
+        [small_net(SPEC, num_classes=2)],
+        make_distance("cross_entropy", mode),
+        Replay(100, SPEC, torch.Generator().manual_seed(0)),
+        Schedule(config.schedule, SimpleNamespace(share=0.0)),
+        torch.Generator().manual_seed(0),
+        prior=ClassPrior(strength, mode, 2) if strength else None,
+    )
+
+
+def test_a_resumed_student_learns_as_if_it_had_never_stopped() -> None:
+    whole = trainer_of(1.0)
+    first = trainer_of(1.0)
+    images = torch.rand(30, *SPEC.shape, generator=torch.Generator().manual_seed(0))
+    parts = [torch.tensor([0] * 25 + [1] * 5), torch.tensor([0] * 12 + [1] * 18)]
+    for labels in parts:
+        whole.learn(images, labels)
+    first.learn(images, parts[0])
+    resumed = trainer_of(1.0)
+    resumed.load_state_dict(first.state_dict())
+    assert first.replay is not None
+    assert resumed.replay is not None
+    resumed.replay._rng.set_state(first.replay._rng.get_state())  # as a checkpoint does
+    resumed.learn(images, parts[1])
+    for one, other in zip(whole.net.parameters(), resumed.net.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize(("strength", "odds"), [(0.0, math.log(9)), (1.0, 0.0)])
 def test_a_student_that_cannot_tell_names_classes_as_they_were_asked_or_evenly(
     strength: float, odds: float
 ) -> None:
     labels = torch.tensor([0] * 90 + [1] * 10)
-    mode = LabelMode("label")
-    student = StudentConfig(lr=0.5, weight_decay=0.0, replay_steps=1, replay_batch=100)
-    config = ExtractConfig(student=student, schedule=ScheduleConfig("constant"))
-    replay = Replay(100, SPEC, torch.Generator().manual_seed(0))
-    trainer = StudentTrainer(
-        config,
-        [small_net(SPEC, num_classes=2)],
-        make_distance("cross_entropy", mode),
-        replay,
-        Schedule(config.schedule, SimpleNamespace(share=0.0)),
-        torch.Generator().manual_seed(0),
-        prior=ClassPrior(strength, mode, 2) if strength else None,
-    )
+    trainer = trainer_of(strength)
     images = torch.full((100, *SPEC.shape), 0.5)
     for _ in range(60):
         trainer.learn(images, labels)

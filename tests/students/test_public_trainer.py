@@ -69,9 +69,18 @@ def answers_of(owner: PublicNet, mode: LabelMode, images: Tensor) -> Tensor:
 
 
 def trainer_of(
-    budget: int, mode: str, train: str = "auto", file: Path | None = None
+    budget: int,
+    mode: str,
+    train: str = "auto",
+    file: Path | None = None,
+    logit_adjustment: float = 0.0,
 ) -> tuple[PublicTrainer, Spent]:
-    student = StudentConfig(weights="here", train=train, rounds=(0.5, 1.0))  # type: ignore[arg-type]
+    student = StudentConfig(
+        weights="here",
+        train=train,  # type: ignore[arg-type]
+        rounds=(0.5, 1.0),
+        logit_adjustment=logit_adjustment,
+    )
     config = ExtractConfig(budget=budget, student=student)
     net = network(seed=2)
     replay = Replay(budget, SPEC, torch.Generator().manual_seed(0))
@@ -306,3 +315,37 @@ def test_scores_of_images_that_are_not_paid_for_are_the_students_and_features_ar
     )
     torch.testing.assert_close(trainer.scores(images), expected[None])
     assert bool(computed) == is_tuned
+
+
+@pytest.mark.parametrize("mode", ["label", "probabilities"])
+def test_logit_adjustment_lowers_the_fitted_layer_by_the_log_of_the_shares(mode: str) -> None:
+    owner = network(seed=3)
+    form = LabelMode.parse(mode)
+    heads: list[Tensor] = []
+    for strength in (0.0, 0.5):
+        trainer, spent = trainer_of(200, mode, "head", logit_adjustment=strength)
+        spend(trainer, spent, 200, lambda images: answers_of(owner, form, images))
+        student = trainer.nets[0]
+        assert isinstance(student, PublicNet)
+        heads.append(student.head.bias.detach())
+    answers = answers_of(owner, form, images_of(200))
+    if mode == "label":
+        share = answers.bincount(minlength=CLASSES) / len(answers)
+    else:
+        share = answers.mean(0)
+    torch.testing.assert_close(heads[0] - heads[1], 0.5 * share.clamp_min(1e-3).log())
+
+
+def test_the_loss_of_the_last_blocks_has_the_adjustment() -> None:
+    owner = tuned(network(seed=3))
+    form = LabelMode.parse("probabilities")
+    trainer, spent = trainer_of(400, "probabilities", "tail", logit_adjustment=1.0)
+    spend(trainer, spent, 400, lambda images: answers_of(owner, form, images))
+    plain, other = trainer_of(400, "probabilities", "tail")
+    spend(plain, other, 400, lambda images: answers_of(owner, form, images))
+    images = images_of(400, seed=9)
+    with torch.no_grad():
+        answered = answers_of(owner, form, images_of(400)).mean(0).log()
+        moved = trainer.delivered.eval()(images).mean(0) - plain.delivered.eval()(images).mean(0)
+    centred = (moved - moved.mean()) + (answered - answered.mean())
+    assert centred.abs().max() < 0.5 * (answered - answered.mean()).abs().max()
