@@ -86,6 +86,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         {**PLANNED, "rounds": (0.2, 0.5, 1.0), "count": 2},
         {"pool": "all", "choose": "kcenter"},
     ),
+    "logit adjustment": (
+        "procedural",
+        {},
+        {**PLANNED, "rounds": (0.2, 0.5, 1.0), "logit_adjustment": 1.0, "replay_store": "disk"},
+        {},
+    ),
     "passes": (
         "procedural",
         {},
