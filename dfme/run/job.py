@@ -310,7 +310,6 @@ EFFECTS: dict[str, tuple[Ref, ...]] = {
     "evaluation.root evaluation.download": (Ref("evaluation.dataset", FROM_DISK),),
     "answers.knows": (Ref("answers.recover"),),
     "queries.choose queries.balance": (Ref("queries.pool"),),
-    "queries.balance": (Ref("queries.choose", "entropy,margin,random"),),
     "queries.programs queries.domain": DRAWING,
     "queries.programs": (Ref("queries.domain", "unknown"),),
     "estimator.objective estimator.space estimator.form estimator.direction": (DIFFERENCES,),
