@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from dfme.compute.modules import evaluating
-from dfme.config.settings import TeacherConfig
 from dfme.data import load_dataset
 from dfme.nets.public import PublicNet, public_net, read_weights
 from dfme.queries.programs import ProceduralImages
@@ -28,7 +27,7 @@ from dfme.spec import ImageSpec, LabelMode, Teacher
 from dfme.students.heads import fit
 from dfme.students.losses import SMALLEST
 from dfme.students.replay import augment
-from dfme.teachers.build import make_teacher
+from research.programs import answers, teacher_of
 from research.student_nets import COSTS, make_student
 
 BATCH = 64
@@ -126,11 +125,6 @@ def batches(images: int, steps: int, rng: torch.Generator) -> Iterator[Tensor]:
         left = left[BATCH:]
 
 
-def answers(model: nn.Module | Teacher, x_NCHW: Tensor) -> Tensor:
-    with torch.no_grad():
-        return torch.cat([model(part) for part in x_NCHW.split(250)])
-
-
 def scores(net: nn.Module, x_NCHW: Tensor) -> Tensor:
     """In eval mode: normalised by the running statistics of the paid images."""
     with evaluating(net):
@@ -219,14 +213,6 @@ def measure_public(paid: Answered, test: Answered, spec: ImageSpec, course: Cour
     )
 
 
-def teacher_of(path: Path) -> Teacher:
-    cpu = torch.device("cpu")
-    if path.suffix == ".pt2":
-        options = {"program": str(path), "trust": True}
-        return make_teacher(TeacherConfig(kind="pt2"), options, cpu)
-    return make_teacher(TeacherConfig(), {"checkpoint": str(path)}, cpu)
-
-
 def task(teacher: Teacher, data: str, seed: int, of: argparse.Namespace) -> None:
     """All nets on one teacher, by one seed."""
     images = load_dataset(data, "test", shape=teacher.spec.shape)
@@ -255,7 +241,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m research.nets", description=__doc__)
     parser.add_argument(
         "--task", nargs=2, action="append", required=True, metavar=("TEACHER", "DATA"),
-        help="weights as of run.py train-teacher, or a .pt2 file that is trusted; test images",
+        help="weights as of run.py train-teacher, or a .pt2 program; test images",
     )  # fmt: skip
     parser.add_argument("--nets", nargs="+", default=list(COSTS), choices=[*COSTS, PUBLIC])
     parser.add_argument("--pool", default="", help="images to ask of in place of drawn ones")
@@ -265,6 +251,7 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[10, 11])
     parser.add_argument("--labels", action="store_true", help="learn from labels alone")
+    parser.add_argument("-t", "--trust", action="store_true", help="run the code of a .pt2 program")
     parser.add_argument("--evaluated", type=int, default=1000, help="test images")
     parser.add_argument("--precision", choices=["bf16", "fp32"], default="bf16")
     parser.add_argument("--decay", type=float, default=1.0, help="of AdamW, for 5,000 images")
@@ -274,7 +261,7 @@ def main() -> None:
     if of.pool and PUBLIC in of.nets:
         parser.error("--pool: the public net is compared on drawn images alone")
     for path, data in of.task:
-        teacher = teacher_of(Path(path))
+        teacher = teacher_of(Path(path), of.trust)
         for seed in of.seeds:
             by = "labels" if of.labels else "scores"
             print(f"{path}, {of.count} {by}, seed {seed}", flush=True)

@@ -28,7 +28,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dfme.config.settings import TeacherConfig
 from dfme.data import load_dataset
 from dfme.nets import build_net
 from dfme.queries.programs import ProceduralImages
@@ -36,8 +35,7 @@ from dfme.run.scores import balanced
 from dfme.spec import ImageSpec, Teacher
 from dfme.students.replay import augment
 from dfme.students.trainer import MovingAverage
-from dfme.teachers.build import make_teacher
-from research.programs import answers
+from research.programs import answers, teacher_of
 
 ARCH = "cnn_large"
 BATCH = 64
@@ -271,14 +269,6 @@ def sources(of: argparse.Namespace, spec: ImageSpec, rng: torch.Generator) -> tu
         return paid_NCHW, paid_NCHW[:0]  # nothing is drawn or read in vain
     other = torch.Generator().manual_seed(UNASKED_SEED)
     return paid_NCHW, bytes_of(of.unasked, spec, of.most or DRAWN_UNASKED, other)
-
-
-def teacher_of(path: Path, trust: bool) -> Teacher:
-    """A checkpoint of `run.py train-teacher`, or an exported program."""
-    if path.suffix != ".pt2":
-        return make_teacher(TeacherConfig(), {"checkpoint": str(path)}, torch.device("cpu"))
-    options = {"program": str(path), "trust": trust}
-    return make_teacher(TeacherConfig(kind="pt2"), options, torch.device("cpu"))
 
 
 def row(name: str, got_N: Tensor, labels_N: Tensor, end: str) -> str:

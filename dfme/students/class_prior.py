@@ -13,7 +13,7 @@ from dfme.students.losses import log_probabilities
 from dfme.students.replay import Replay
 
 AT_ONCE = 1_024  # answers of a replay that are read together
-LEAST = 1e-3
+MIN_SHARE = 1e-3
 """Share that a class counts with at least: of one that was never answered nothing is known."""
 
 
@@ -35,8 +35,8 @@ def adjustment(mass_K: Tensor, strength: float) -> Tensor:
     shares are those of the training labels. Nothing is added where nothing was answered.
     """
     total = mass_K.sum()
-    share_K = torch.where(total > 0, mass_K / total.clamp_min(LEAST), 1 / len(mass_K))
-    return (strength * share_K.clamp_min(LEAST).log()).float()
+    share_K = torch.where(total > 0, mass_K / total.clamp_min(MIN_SHARE), 1 / len(mass_K))
+    return (strength * share_K.clamp_min(MIN_SHARE).log()).float()
 
 
 class ClassPrior:

@@ -9,7 +9,7 @@ from toys import small_net
 
 from dfme.config.settings import ExtractConfig, ScheduleConfig, StudentConfig
 from dfme.spec import ImageSpec, LabelMode
-from dfme.students.class_prior import LEAST, ClassPrior, adjustment, class_mass
+from dfme.students.class_prior import MIN_SHARE, ClassPrior, adjustment, class_mass
 from dfme.students.losses import make_distance
 from dfme.students.optimizers import Schedule
 from dfme.students.replay import Replay
@@ -43,7 +43,7 @@ def test_an_image_without_an_answer_has_no_mass() -> None:
 
 def test_the_adjustment_is_the_log_of_the_shares_and_of_a_class_never_answered_bounded() -> None:
     added = adjustment(torch.tensor([6.0, 2.0, 0.0], dtype=torch.float64), 0.5)
-    expected = [0.5 * math.log(0.75), 0.5 * math.log(0.25), 0.5 * math.log(LEAST)]
+    expected = [0.5 * math.log(0.75), 0.5 * math.log(0.25), 0.5 * math.log(MIN_SHARE)]
     assert added.tolist() == pytest.approx(expected)
     assert adjustment(torch.tensor([6.0, 2.0, 0.0]), 0.0).abs().max() == 0
     even = adjustment(torch.zeros(CLASSES, dtype=torch.float64), 1.0)

@@ -142,8 +142,8 @@ _ALL: tuple[str, ...] = (
     "mad:vertices=extreme",
 )
 _ALL += ("grad2", "grad2:keep_top=true", "noise:key_env=DFME_KEY", "watermark:key_env=DFME_KEY")
-KNOWING = tuple(f"frugal_{domain}" for domain in DOMAINS if domain != "things")
-"""Rows of attackers who know what the model is for; ``frugal_things`` has to be asked for."""
+KNOWING = tuple(f"frugal_{domain}" for domain in DOMAINS)
+"""Rows of attackers who know what the model is for."""
 
 LARGE_SIDE = 64  # above so many pixels a side ``quick`` tries less, so that it remains quick
 MIN_HALF = 40  # images in the attacker's half; with fewer there is no such attacker (heuristic)
