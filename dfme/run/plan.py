@@ -118,8 +118,9 @@ def table(rows: Iterable[tuple[str, str]]) -> str:
     """What is planned, row by row."""
     shown = ["plan: the teacher was asked no image, nothing was written"]
     for name, text in rows:
+        label = f"{name:11} "  # longer names are those of an audit's rows
         shown += textwrap.wrap(
-            f"{name:12}{text}", WIDTH, subsequent_indent=" " * 12, break_on_hyphens=False
+            label + text, WIDTH, subsequent_indent=" " * 12, break_on_hyphens=False
         )
     return "\n".join(shown)
 

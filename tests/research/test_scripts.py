@@ -52,7 +52,9 @@ def script(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
 
 
-def test_what_is_wrong_with_a_scripts_inputs_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_wrong_with_a_scripts_inputs_is_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     def refuse() -> None:
         raise UserError("tea\x1b[31mcher.pt:\nno such file")
 
