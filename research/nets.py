@@ -8,6 +8,7 @@ the held-back answers, which an attacker knows, and with the teacher on the test
 
 import argparse
 import math
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from dfme.students.heads import fit
 from dfme.students.losses import SMALLEST
 from dfme.students.replay import augment
 from research.programs import answers, teacher_of
+from research.script import reported
 from research.student_nets import COSTS, make_student
 
 BATCH = 64
@@ -269,4 +271,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(reported("nets", main))

@@ -13,6 +13,7 @@ at least 1 % of the paid answers, and the entropy of these answers as a share of
 import argparse
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from dfme.run.scores import balanced
 from dfme.spec import ImageSpec, Shape, Teacher
 from dfme.students.replay import augment
 from dfme.teachers.build import make_teacher
+from research.script import reported
 
 BATCH = 64
 DECAY = 1e-2
@@ -182,4 +184,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(reported("programs", main))

@@ -19,6 +19,7 @@ at equal CPU seconds: give the plain row the steps that an idea's time is worth.
 import argparse
 import copy
 import math
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from dfme.spec import ImageSpec, Teacher
 from dfme.students.replay import augment
 from dfme.students.trainer import MovingAverage
 from research.programs import answers, teacher_of
+from research.script import reported
 
 ARCH = "cnn_large"
 BATCH = 64
@@ -347,4 +349,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(reported("unpaid", main))

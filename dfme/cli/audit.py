@@ -192,7 +192,7 @@ def _rows_as_attackers() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(str(error).replace("methods: ", "--attackers: ", 1)) from None
+        raise UserError(re.sub("(--)?methods: ", "--attackers: ", str(error), count=1)) from None
 
 
 def _halved(

@@ -26,10 +26,15 @@ def choice_problems(queries: QueriesConfig, pool: str, in_rounds: bool) -> Itera
 def idle_choice(
     queries: QueriesConfig, pool: str, gives: Callable[[str], bool]
 ) -> Iterator[Problem]:
-    """Options of a choice among candidates that the user gave, where pictures of a pool are asked
-    as they come.
+    """Options of a choice that the user gave and that change nothing: of candidates, where pictures
+    of a pool are asked as they come, and of classes, where centres are chosen.
     """
-    if pool == PROCEDURAL or queries.pool == "all":
+    if queries.pool == "all":
+        if queries.choose == "kcenter" and gives("queries.balance"):
+            effective = "takes effect only with {queries.choose:entropy,margin,random}"
+            yield Problem("queries.balance", say(effective))
+        return
+    if pool == PROCEDURAL:
         return
     if queries.pool != 1 and gives("queries.pool"):
         with_pool = say("expected all, or 1, with {}", Ref("method.pool", pool))

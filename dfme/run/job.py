@@ -21,6 +21,7 @@ from dfme.config.values import Option, flatten, leaves, options_of
 from dfme.errors import Problem, Ref, UserError, joined
 from dfme.methods import METHODS, SECTIONS, MethodEntry, entry_of
 from dfme.queries.choice_checks import idle_choice
+from dfme.queries.programs import PROCEDURAL
 
 PACKAGE = (
     Path(__file__).resolve().parents[1]
@@ -165,17 +166,27 @@ def _departures(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
     return keys
 
 
-LATER = {"student.weights": None, "student.train": "auto"}
+LATER = {"student.weights": None, "student.train": "auto", "student.logit_adjustment": 0.0}
 """Keys that came after version 0.16, with the values that mean what runs did before."""
+
+LATER_OF_PROCEDURAL = {
+    "method.pool": PROCEDURAL,
+    "method.root": "datasets",
+    "method.download": False,
+}
+"""The same of one method; others had these keys before."""
 
 
 def decisive(content: Mapping[str, Any]) -> dict[str, Any]:
     """The leaves of a document that decide what is asked or learnt, by dotted key."""
+    leaves = dict(flatten(content, ()))
+    is_procedural = leaves.get("method.name") == "procedural"
+    later = LATER | LATER_OF_PROCEDURAL if is_procedural else LATER
     return {
         # any goal holds back the same queries
         key: (value is not None or None) if key == "until_agreement" else value
-        for key, value in flatten(content, ())
-        if not (key in LATER and value == LATER[key])
+        for key, value in leaves.items()
+        if not (key in later and value == later[key])
         and not any(
             key == skipped or key.startswith(skipped + ".") for skipped in MAY_CHANGE_ON_RESUME
         )
@@ -304,13 +315,13 @@ EFFECTS: dict[str, tuple[Ref, ...]] = {
     "student.augment method.store": KEPT,
     "student.shrink": (Ref("student.rounds"),),
     "student.train": (Ref("student.weights"),),
+    "student.logit_adjustment": (Ref("student.train", "auto,head,tail,all"),),
     "student.average_every": (Ref("student.average"),),
     "schedule.milestones schedule.decay": (Ref("schedule.kind", "steps"),),
     "evaluation.mean evaluation.std evaluation.limit": (Ref("evaluation.dataset"),),
     "evaluation.root evaluation.download": (Ref("evaluation.dataset", FROM_DISK),),
     "answers.knows": (Ref("answers.recover"),),
     "queries.choose queries.balance": (Ref("queries.pool"),),
-    "queries.balance": (Ref("queries.choose", "entropy,margin,random"),),
     "queries.programs queries.domain": DRAWING,
     "queries.programs": (Ref("queries.domain", "unknown"),),
     "estimator.objective estimator.space estimator.form estimator.direction": (DIFFERENCES,),

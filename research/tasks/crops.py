@@ -14,7 +14,7 @@ SMALLEST = 0.4  # side of a square, as a share of the photograph's shorter side
 
 def crops(folder: Path, side: int, each: int, seed: int) -> Pixels:
     """So many squares of each photograph in the folder, (N, 3, side, side); the first is the
-    largest one in its middle. UserError without photographs.
+    largest one in its middle. UserError without photographs, or where one cannot be read.
     """
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
     if not paths:
@@ -22,8 +22,11 @@ def crops(folder: Path, side: int, each: int, seed: int) -> Pixels:
     random = np.random.default_rng(seed)
     squares = []
     for path in paths:
-        with Image.open(path) as opened:
-            photograph = opened.convert("RGB")
+        try:
+            with Image.open(path) as opened:
+                photograph = opened.convert("RGB")
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read as an image: {error}") from error
         squares += [_square(random, photograph, side, number == 0) for number in range(each)]
     return np.ascontiguousarray(np.stack(squares).transpose(0, 3, 1, 2))
 
@@ -34,7 +37,7 @@ def _square(
     """One square (side, side, 3) of the photograph."""
     width, height = photograph.size
     shorter = min(width, height)
-    edge = shorter if middle else int(shorter * random.uniform(SMALLEST, 1))
+    edge = shorter if middle else max(1, int(shorter * random.uniform(SMALLEST, 1)))
     left = (width - edge) // 2 if middle else int(random.integers(width - edge + 1))
     top = (height - edge) // 2 if middle else int(random.integers(height - edge + 1))
     box = (left, top, left + edge, top + edge)

@@ -91,6 +91,8 @@ def main() -> None:
     parser.add_argument("weights", type=Path, help="the published weights")
     parser.add_argument("out", type=Path, help="the program written, a .pt2 file")
     given = parser.parse_args()
+    if not given.weights.is_file():
+        parser.error(f"{given.weights}: no such file")
     batch = torch.export.Dim("batch")
     program = torch.export.export(
         Published(given.weights).eval(), (torch.zeros(2, 3, 32, 32),), dynamic_shapes=({0: batch},)

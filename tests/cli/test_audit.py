@@ -281,6 +281,21 @@ def test_larger_profiles_have_whoever_starts_from_noise_as_well(here: Path) -> N
     assert "somebody with images like yours" in [part.what for part in alone.not_run]
 
 
+def test_an_unknown_attacker_is_named_under_the_option_of_an_audit() -> None:
+    with pytest.raises(UserError, match=r"^--attackers: expected a row, method or recipe"):
+        plan_of(["--attackers", "frugal,nobody"])
+
+
+def test_a_profile_names_those_who_know_the_model_only_while_they_are_not_tried() -> None:
+    def names(*attackers: str) -> str:
+        plan = plan_of(["--attackers", ",".join(attackers)])
+        return next(part.what for part in plan.not_run if part.why == "--profile quick")
+
+    assert names("frugal").startswith("attackers who know what the model is for, more defences")
+    assert names("frugal", KNOWING[0]).startswith("other attackers who know")
+    assert names("frugal", *KNOWING).startswith("more defences, seeds and steps, two sizes")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

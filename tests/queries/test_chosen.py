@@ -198,10 +198,13 @@ def test_a_rehearsal_owes_the_time_of_choosing(kept: bool, passes: int, choice: 
             "--method.pool digits --queries.programs pen",
             "--queries.programs: takes effect only with",
         ),
-        (
-            "--queries.pool all --method.pool digits --queries.choose kcenter "
-            "--queries.balance false",
-            "--queries.balance: takes effect only with --queries.choose",
+        *(
+            (
+                "--recipe frugal --queries.pool all --method.pool digits --queries.choose kcenter "
+                f"--queries.balance {balance}",
+                "--queries.balance: takes effect only with --queries.choose entropy,margin,random",
+            )
+            for balance in ("true", "false")
         ),
     ],
 )

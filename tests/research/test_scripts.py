@@ -29,6 +29,7 @@ from research import bench, gradients, speed
 from research.gpu_tables import main
 from research.options import BenchConfig
 from research.published import PublishedLoop
+from research.script import reported
 from research.tasks.digits28 import digits28
 from research.tasks.patches import patches
 from research.tasks.plates import plates
@@ -49,6 +50,18 @@ def script(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "TOY": "", "PYTHON": "true", **more}
     command = ["bash", str(ROOT / "research" / "gpu_day.sh"), *words]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
+
+
+def test_what_is_wrong_with_a_scripts_inputs_is_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuse() -> None:
+        raise UserError("tea\x1b[31mcher.pt:\nno such file")
+
+    assert reported("programs", refuse) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert reported("programs", lambda: None) == 0
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.integration

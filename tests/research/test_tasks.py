@@ -33,6 +33,15 @@ def test_crops_are_squares_of_the_photographs_and_the_first_is_the_middle(tmp_pa
 def test_a_folder_without_photographs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="expected a folder of photographs, got none"):
         crops(tmp_path, 32, 1, seed=0)
+    broken = tmp_path / "broken.jpg"
+    broken.write_bytes(b"\xff\xd8 not a photograph")
+    with pytest.raises(UserError, match=r"broken\.jpg: cannot be read as an image"):
+        crops(tmp_path, 32, 1, seed=0)
+
+
+def test_a_photograph_of_one_pixel_gives_squares_too(tmp_path: Path) -> None:
+    Image.new("RGB", (1, 1), (9, 9, 9)).save(tmp_path / "dot.png")
+    assert (crops(tmp_path, 8, 5, seed=0) == 9).all()
 
 
 def test_resnet20_has_the_layers_and_parameters_of_the_paper() -> None:

@@ -11,6 +11,7 @@ from tables import exhaustive
 
 from dfme.cli.main import main
 from dfme.run.job import PROJECT
+from dfme.run.plan import table
 
 pytestmark = [pytest.mark.usefixtures("here"), pytest.mark.full("generator")]
 
@@ -151,3 +152,9 @@ def test_only_a_replay_that_cannot_fit_is_refused(
     assert message.count("\n") == 1
     assert not Path("run").exists()
     assert main([*words, "--student.replay-capacity", "100"]) == 0
+
+
+def test_a_long_name_of_a_row_stands_apart_from_what_is_said_of_it() -> None:
+    lines = table([("seeds", "0"), ("frugal_handwriting", "images drawn by programs")])
+    assert "\nseeds       0\n" in lines
+    assert "\nfrugal_handwriting images drawn" in lines

@@ -34,7 +34,7 @@ def test_settings_of_older_versions_have_their_hash_and_can_be_resumed(tmp_path:
     job = parse_extract(["--budget", "100"])
     now = document(job)
     before = document(job)
-    for name in ("weights", "train"):
+    for name in ("weights", "train", "logit_adjustment"):
         del before["student"][name]
     assert decisive(before) == decisive(now)
     assert not {*LATER} & decisive(now).keys()
@@ -46,6 +46,19 @@ def test_settings_of_older_versions_have_their_hash_and_can_be_resumed(tmp_path:
     assert config_hash(changed) != config_hash(job)
 
 
+def test_runs_of_drawn_images_from_before_pools_can_be_resumed() -> None:
+    words = ["--method.name", "procedural", "--budget", "100"]
+    now = document(parse_extract(words))
+    before = document(parse_extract(words))
+    for name in ("pool", "root", "download"):
+        del before["method"][name]
+    assert decisive(before) == decisive(now)
+    asked = parse_extract([*words, "--method.pool", "digits"])
+    assert differing_keys(before, asked) == ["method.pool"]
+    knockoff = document(parse_extract(["--method.name", "knockoff", "--budget", "100"]))
+    assert "method.pool" in decisive(knockoff), "which had it before"
+
+
 def test_what_does_not_go_together_is_said_before_torch_is_loaded(tmp_path: Path) -> None:
     file = tmp_path / "w.pt"
     file.write_bytes(b"")
@@ -54,6 +67,10 @@ def test_what_does_not_go_together_is_said_before_torch_is_loaded(tmp_path: Path
     for words, expected in (
         ("--student.train head --method.name procedural", "takes effect only with --student.wei"),
         (f"{public} --student.train solve {generated}", "expected all, or auto, with method dfme"),
+        (
+            f"{public} --student.train solve --student.logit-adjustment 1 --method.name procedural",
+            "student.logit-adjustment: takes effect only with --student.train auto,head,tail,all",
+        ),
         (f"{public} --student.train tail --student.count 2 --method.name knockoff", "one student"),
         (f"--student.weights {tmp_path / 'no.pt'} --method.name procedural", "no such file"),
         (f"{public} --student.arch lenet5 --method.name procedural", "timm:NAME or one of torch"),

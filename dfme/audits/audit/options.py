@@ -231,7 +231,7 @@ def usual(config: AuditConfig, away: str, weights: bool) -> tuple[AuditConfig, l
     )
     left_out = list[NotRun]()
     if config.profile != "full":
-        left_out.append(NotRun(_larger(config.profile), f"--profile {config.profile}"))
+        left_out.append(NotRun(_larger(settled), f"--profile {config.profile}"))
     if away:
         other = "it answers in one form; another one would have to be asked for anew"
         left_out += [NotRun(f"label mode {mode}", other) for mode in others]
@@ -275,14 +275,17 @@ def _jobs(config: AuditConfig, away: str) -> int | None:
     return 1 if away else 2
 
 
-def _larger(profile: str) -> str:
+def _larger(config: AuditConfig) -> str:
     """What a larger profile has beyond this one."""
     more = "more defences, seeds and steps"
-    if profile != "quick":
+    if config.profile != "quick":
         return more
-    return (
-        f"attackers who know what the model is for, {more}, two sizes of adversarial perturbation"
-    )
+    more += ", two sizes of adversarial perturbation"
+    untried = {*KNOWING} - {*config.attackers}
+    if not untried:
+        return more
+    others = "attackers" if len(untried) == len(KNOWING) else "other attackers"
+    return f"{others} who know what the model is for, {more}"
 
 
 def held_back(evaluation: EvaluationConfig) -> tuple[Halves | None, str]:
