@@ -28,7 +28,8 @@ def class_mass(answers: Tensor, mode: LabelMode, num_classes: int) -> Tensor:
 
 
 def adjustment(mass_K: Tensor, strength: float) -> Tensor:
-    """What is added to scores in the loss (K,): ``strength`` times the log of each class's share.
+    """What is added to scores in the loss (K,): ``strength`` times the log of each class's share,
+    less its mean, which L1 would see.
 
     A student that learns so gives the others' classes to images that it cannot tell, and not the
     one that was answered most: logit adjustment (Menon et al., ICLR 2021, arXiv 2007.07314), whose
@@ -36,7 +37,8 @@ def adjustment(mass_K: Tensor, strength: float) -> Tensor:
     """
     total = mass_K.sum()
     share_K = torch.where(total > 0, mass_K / total.clamp_min(MIN_SHARE), 1 / len(mass_K))
-    return (strength * share_K.clamp_min(MIN_SHARE).log()).float()
+    log_K = share_K.clamp_min(MIN_SHARE).log()
+    return (strength * (log_K - log_K.mean())).float()
 
 
 class ClassPrior:
