@@ -156,5 +156,5 @@ def test_only_a_replay_that_cannot_fit_is_refused(
 
 def test_a_long_name_of_a_row_stands_apart_from_what_is_said_of_it() -> None:
     lines = table([("seeds", "0"), ("frugal_handwriting", "images drawn by programs")])
-    assert "\nseeds       0\n" in lines
-    assert "\nfrugal_handwriting images drawn" in lines
+    assert "\nseeds               0\n" in lines
+    assert "\nfrugal_handwriting  images drawn" in lines
