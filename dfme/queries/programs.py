@@ -1,6 +1,7 @@
-"""Query images by name: what can be said of their sources before anything heavy is loaded, and the
-images that programs draw. Large ones are drawn small and enlarged. In a rehearsal few are drawn and
-timed, and stand for the many of a run. No torch on import.
+"""Query images by name: what can be said of their sources, and of a choice among them, before
+anything heavy is loaded, and the images that programs draw. Large ones are drawn small and
+enlarged. In a rehearsal few are drawn and timed, and stand for the many of a run. No torch on
+import.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -17,13 +18,14 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from dfme.config.messages import did_you_mean, unknown_choice
-from dfme.errors import Ref, UserError
+from dfme.errors import Problem, Ref, UserError, say
 from dfme.spec import ImageSpec
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from dfme.config.sections import QueriesConfig
     from dfme.queries.drawing import DrawProgram
 
 
@@ -113,6 +115,44 @@ def check_pool(name: str, root: str = "datasets", *, download: bool = False) -> 
         f"{did_you_mean(name, choices)}",
         about="pool of images",
     )
+
+
+def choice_problems(queries: QueriesConfig, pool: str, in_rounds: bool) -> Iterator[Problem]:
+    """A choice among ``all`` where there is no ``pool`` with an end, or by students without rounds;
+    centres among a few candidates.
+    """
+    if queries.pool != "all":
+        if queries.candidates > 1 and queries.choose == "kcenter":
+            needed = say("expected {queries.pool:all} with it, and {method.pool}; or give margin")
+            yield Problem("queries.choose", needed, got="kcenter")
+    elif pool == PROCEDURAL:
+        needed = say("expected {method.pool} as well, of pictures; programs draw without an end")
+        yield Problem("queries.pool", needed, got="all")
+    elif not in_rounds:
+        needed = say("expected {student.rounds} as well: all are looked at as each of them begins")
+        yield Problem("queries.pool", needed, got="all")
+
+
+def idle_choice(
+    queries: QueriesConfig, pool: str, gives: Callable[[str], bool]
+) -> Iterator[Problem]:
+    """Options of a choice that the user gave and that change nothing: of candidates, where pictures
+    of a pool are asked as they come, and of classes, where centres are chosen.
+    """
+    if queries.pool == "all":
+        if queries.choose == "kcenter" and gives("queries.balance"):
+            effective = "takes effect only with {queries.choose:entropy,margin,random}"
+            yield Problem("queries.balance", say(effective))
+        return
+    if pool == PROCEDURAL:
+        return
+    if queries.pool != 1 and gives("queries.pool"):
+        with_pool = say("expected all, or 1, with {}", Ref("method.pool", pool))
+        yield Problem("queries.pool", with_pool, got=str(queries.pool))
+    for key in ("queries.choose", "queries.balance"):
+        if gives(key):
+            needed = "takes effect on {} only with {queries.pool:all}"
+            yield Problem(key, say(needed, Ref("method.pool", pool)))
 
 
 DRAWING_SECONDS = 0.4  # after which no more images of one program are drawn

@@ -15,8 +15,7 @@ from dfme.data import check_dataset
 from dfme.errors import Problem, Ref, Text, UserError, say
 from dfme.methods import METHODS, entry_of
 from dfme.nets import check_net, find_net, is_own
-from dfme.queries.choice_checks import choice_problems
-from dfme.queries.programs import PROCEDURAL, check_pool, check_programs
+from dfme.queries.programs import PROCEDURAL, check_pool, check_programs, choice_problems
 from dfme.run.directory import holds_something, is_run
 from dfme.run.job import POOLS, idle_problems
 

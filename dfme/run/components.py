@@ -25,7 +25,6 @@ from dfme.queries.programs import ProceduralImages
 from dfme.queries.sampler import Evolution, QuerySampler
 from dfme.run.checks import keeps_answers, learns_in_stages, students_of
 from dfme.spec import ImageSpec, LabelMode
-from dfme.students.class_prior import ClassPrior
 from dfme.students.losses import make_distance
 from dfme.students.optimizers import Schedule
 from dfme.students.replay import Replay
@@ -235,6 +234,8 @@ def build_trainer(
         if replay is None:
             expected = "expected 0 without a replay; give {student.rounds} and {student.passes}"
             raise OptionError("student.logit_adjustment", say(expected))
+        from dfme.students.class_prior import ClassPrior
+
         prior = ClassPrior(student.logit_adjustment, mode, num_classes)
     return StudentTrainer(
         config, students, distance, replay, schedule, rng["augment"], fresh, prior

@@ -20,8 +20,7 @@ from dfme.config.settings import ExtractConfig, Job, TeacherConfig
 from dfme.config.values import Option, flatten, leaves, options_of
 from dfme.errors import Problem, Ref, UserError, joined
 from dfme.methods import METHODS, SECTIONS, MethodEntry, entry_of
-from dfme.queries.choice_checks import idle_choice
-from dfme.queries.programs import PROCEDURAL
+from dfme.queries.programs import PROCEDURAL, idle_choice
 
 PACKAGE = (
     Path(__file__).resolve().parents[1]

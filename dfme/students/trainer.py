@@ -1,10 +1,12 @@
 """Training of students: a step on each batch as it is paid, then replay steps on earlier ones."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +14,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from dfme.compute.modules import evaluating
 from dfme.config.settings import ExtractConfig
-from dfme.students.class_prior import ClassPrior
 from dfme.students.ensemble import Ensemble, Vote
 from dfme.students.losses import Distance
 from dfme.students.optimizers import (
@@ -25,6 +26,9 @@ from dfme.students.optimizers import (
     weight_decay,
 )
 from dfme.students.replay import Replay, augment
+
+if TYPE_CHECKING:
+    from dfme.students.class_prior import ClassPrior
 
 
 class MovingAverage(AveragedModel):
