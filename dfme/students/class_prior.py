@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfme.answers.reading import top_class, unanswered
+from dfme.answers.reading import unanswered
 from dfme.spec import LabelMode
-from dfme.students.losses import log_probabilities
+from dfme.students.head_losses import targets
 from dfme.students.replay import Replay
 
 AT_ONCE = 1_024  # answers of a replay that are read together
@@ -19,12 +19,7 @@ MIN_SHARE = 1e-3
 
 def class_mass(answers: Tensor, mode: LabelMode, num_classes: int) -> Tensor:
     """Sum over the images of each class's probability (K,), of labels their number; float64."""
-    answers = answers[~unanswered(answers)]
-    if mode.kind == "label":
-        mass_K = torch.zeros(num_classes, dtype=torch.float64, device=answers.device)
-        ones_N = torch.ones(len(answers), dtype=torch.float64, device=answers.device)
-        return mass_K.index_add_(0, top_class(answers), ones_N)
-    return log_probabilities(answers.double(), mode).exp().sum(dim=0)
+    return targets(answers[~unanswered(answers)], mode, num_classes).sum(dim=0)
 
 
 def adjustment(mass_K: Tensor, strength: float) -> Tensor:
@@ -49,16 +44,22 @@ class ClassPrior:
         self._mode = mode
         self._mass_K = torch.zeros(num_classes, dtype=torch.float64)
         self._counted = 0
+        self._adjustment_K: Tensor | None = None  # of what is counted
 
     def of(self, replay: Replay) -> Tensor:
         """The adjustment (K,) for what was added so far; each answer is read once."""
+        if self._adjustment_K is None or self._counted != replay.added:
+            self._count(replay)
+            self._adjustment_K = adjustment(self._mass_K, self._strength)
+        return self._adjustment_K
+
+    def _count(self, replay: Replay) -> None:
         first = max(self._counted, replay.added - len(replay))
         for start in range(first, replay.added, AT_ONCE):
             _, answers = replay.items(start, min(start + AT_ONCE, replay.added))
             mass_K = class_mass(answers, self._mode, len(self._mass_K))
             self._mass_K = self._mass_K.to(mass_K.device) + mass_K
         self._counted = replay.added
-        return adjustment(self._mass_K, self._strength)
 
     def state_dict(self) -> dict[str, Any]:
         return {"mass": self._mass_K, "counted": self._counted}
@@ -66,3 +67,4 @@ class ClassPrior:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._mass_K = state["mass"]
         self._counted = state["counted"]
+        self._adjustment_K = None
