@@ -89,15 +89,6 @@ class Pool:
         order_N = self._ordered(rng)
         return order_N[: self._position], order_N[self._position :]
 
-    def unasked(self, count: int, rng: torch.Generator) -> Tensor:
-        """So many images (B, C, H, W) that were not drawn, fewer if there are not as many, at
-        random; they stay where they are, and nobody is asked. ``rng`` is the caller's own.
-        """
-        order_N = torch.arange(self.size) if self._order is None else self._order
-        places_N = order_N[self._position :]
-        picked_B = torch.randperm(len(places_N), generator=rng, device=rng.device)[:count]
-        return self.images(places_N[picked_B.cpu()], rng.device)
-
     def put_first(self, places_M: Tensor) -> None:
         """Let these of the images that were not drawn be drawn next, in this order; the others
         follow in theirs.

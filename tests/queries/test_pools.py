@@ -79,17 +79,6 @@ def test_what_is_put_first_is_drawn_next_and_the_rest_in_its_order() -> None:
     assert numbers(again.draw(11, seeded(5))) == rest[3:] == numbers(pool.draw(11, rng))
 
 
-def test_unasked_images_are_shown_and_stay() -> None:
-    pool, rng = numbered(), seeded()
-    assert sorted(numbers(pool.unasked(20, seeded(1)))) == list(range(20))
-    asked = numbers(pool.draw(14, rng))
-    few, all_left = numbers(pool.unasked(3, seeded(1))), numbers(pool.unasked(99, seeded(2)))
-    assert len({*few}) == 3
-    assert {*few} <= {*all_left} == {*range(20)} - {*asked}
-    assert len(all_left) == 6 == pool.remaining
-    assert asked + numbers(pool.draw(6, rng)) == numbers(numbered().draw(20, seeded()))
-
-
 @pytest.mark.parametrize("before", [0, 7])
 def test_a_resumed_pool_goes_on_exactly(before: int) -> None:
     pool, rng = numbered(), seeded()
