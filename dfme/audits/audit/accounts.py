@@ -167,13 +167,20 @@ def _counted(part: ManyAccounts, best: PriceLine) -> str:
     for accounts in ACCOUNTS:
         heard = [alarm for alarm in of_best if alarm.accounts == accounts]
         raised = sum(alarm.first_alarm is not None for alarm in heard)
-        counts.append(f"{raised or 'none'} from {_accounts(accounts)}")
-    listed = ", ".join([*counts[:-1], f"and {counts[-1]}"])
-    return f"Of {detectors} detectors, the queries of {best.row} alarm {listed}."
+        counts.append(f"{raised or 'none'} from {accounts:,}")
+    listed = " and ".join([", ".join(counts[:-1]), counts[-1]])
+    text = f"Of {detectors} detectors, these raised an alarm at the queries of {best.row}"
+    return f"{text}, by the number of accounts: {listed}."
 
 
 def _accounts(count: int) -> str:
     return f"{count:,} account" if count == 1 else f"{count:,} accounts"
+
+
+def time_at_limit(share: AccountShare) -> str:
+    """The time that the owner's rate limit takes, in words; empty without one."""
+    is_short = share.hours is not None and 60 * share.hours < 1
+    return "under a minute" if is_short else delay(share.hours)
 
 
 def _limits(part: ManyAccounts, audit: AuditResult) -> str:
@@ -187,7 +194,7 @@ def _limits(part: ManyAccounts, audit: AuditResult) -> str:
         whom = _accounts(passing.accounts)
         text.append(f"your quota of {audit.quota.images:,} lets {whom} pass")
     if last.hours is not None:
-        alone, shared = (delay(share.hours) for share in (part.shares[0], last))
+        alone, shared = (time_at_limit(share) for share in (part.shares[0], last))
         text.append(f"at your limit they take {alone} from one account, {shared} from these")
     text.append(f"a limit on all keys together sees {part.queries:,}, however many share them")
     return "; ".join(text) + "."

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from dfme.audits.audit.account_parts import SplitAlarm
-from dfme.audits.audit.ladder import delay
+from dfme.audits.audit.accounts import time_at_limit
 from dfme.audits.audit.page_parts import FIXED, PageTable, across
 from dfme.audits.audit.result import AuditResult
 
@@ -43,7 +43,7 @@ def accounts_table(audit: AuditResult) -> PageTable | None:
     most = {alarm.accounts: alarm.most for alarm in alarms}
     for share in part.shares if rows else ():
         if share.hours is not None:
-            time = delay(share.hours).replace(" ", FIXED)
+            time = time_at_limit(share).replace(" ", FIXED)
             rows.append(
                 AccountsRow("(time at your limit)", share.accounts, most[share.accounts], time)
             )

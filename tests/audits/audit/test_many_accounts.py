@@ -68,7 +68,10 @@ def test_limits_see_each_accounts_share_and_all_of_them_everything() -> None:
         in (part["text"])
     )
     assert f"a limit on all keys together sees {queries:,}, however many share" in part["text"]
-    assert "2 from 1 account, 2 from 5 accounts, 2 from 25 accounts, 1 from 125" in part["text"]
+    assert (
+        "by the number of accounts: 2 from 1, 2 from 5, 2 from 25, 1 from 125 and 1 from 1,250."
+        in part["text"]
+    )
 
 
 def test_a_quota_lets_pass_whoever_has_fewer_queries() -> None:
