@@ -254,6 +254,8 @@ def _recorded(plan: AuditPlan, rehearsal: Rehearsal | None) -> int:
 
 def _splitting(plan: AuditPlan, rehearsal: Rehearsal, answer: float, owner: Owner) -> float:
     """Seconds of the detectors that look at recorded queries as many accounts would send them."""
+    if not rehearsal.watched:
+        return 0.0
     looking = max(0.0, rehearsal.watched - answer)
     cells = recorded_cells(plan.first)
     return sum(owner.splitting_seconds(cell.budget, looking) for cell in cells)
