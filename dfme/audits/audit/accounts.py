@@ -160,17 +160,15 @@ def _share(audit: AuditResult, accounts: int, queries: int) -> AccountShare:
 
 
 def _counted(part: ManyAccounts, best: PriceLine) -> str:
-    """A sentence on how many detectors raised an alarm, by the number of accounts."""
+    """A sentence on how many detectors raised an alarm at the queries of one account, and of most
+    accounts.
+    """
     of_best = [alarm for alarm in part.alarms if alarm.cell in best.cells]
     detectors = len({alarm.detector for alarm in of_best})
-    counts = []
-    for accounts in ACCOUNTS:
-        heard = [alarm for alarm in of_best if alarm.accounts == accounts]
-        raised = sum(alarm.first_alarm is not None for alarm in heard)
-        counts.append(f"{raised or 'none'} from {accounts:,}")
-    listed = " and ".join([", ".join(counts[:-1]), counts[-1]])
-    text = f"Of {detectors} detectors, these raised an alarm at the queries of {best.row}"
-    return f"{text}, by the number of accounts: {listed}."
+    raised = [alarm.accounts for alarm in of_best if alarm.first_alarm is not None]
+    alone, many = (raised.count(accounts) or "none" for accounts in (ACCOUNTS[0], ACCOUNTS[-1]))
+    text = f"Of {detectors} detectors {alone} raised an alarm at the queries of {best.row}"
+    return f"{text} from one account, {many} from {ACCOUNTS[-1]:,}."
 
 
 def _accounts(count: int) -> str:

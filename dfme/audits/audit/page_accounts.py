@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 
 from dfme.audits.audit.account_parts import SplitAlarm
-from dfme.audits.audit.accounts import time_at_limit
 from dfme.audits.audit.page_parts import FIXED, PageTable, across
 from dfme.audits.audit.result import AuditResult
 
-MAX_DETECTORS = 6  # on the page, which has six sheets; the appendix has all
+MAX_DETECTORS = 5  # on the page, which has six sheets; the appendix has all
 CAPTION = (
     "Split over accounts: queries of all accounts until the first alarm, and the copy's agreement "
     "by then, by the number of accounts and the queries of each; {} of {} queries"
@@ -28,25 +27,18 @@ class AccountsRow:
 
 def accounts_table(audit: AuditResult) -> PageTable | None:
     """What the detectors that hold longest say of the strongest attack; None where nothing was
-    scored. The last row is the time of a copy at the owner's rate limit.
+    scored.
     """
     part = audit.accounts
-    if part is None:
+    alarms = [alarm for alarm in part.alarms if alarm.row == part.attacker] if part else []
+    if part is None or not alarms:
         return None
-    alarms = [alarm for alarm in part.alarms if alarm.row == part.attacker]
     rows = [
         AccountsRow(alarm.detector, alarm.accounts, alarm.most, _text(alarm))
         for detector in _longest(alarms)
         for alarm in alarms
         if alarm.detector == detector
     ]
-    most = {alarm.accounts: alarm.most for alarm in alarms}
-    for share in part.shares if rows else ():
-        if share.hours is not None:
-            time = time_at_limit(share).replace(" ", FIXED)
-            rows.append(
-                AccountsRow("(time at your limit)", share.accounts, most[share.accounts], time)
-            )
     caption = CAPTION.format(part.attacker, f"{max(alarm.images for alarm in alarms):,}")
     return across(caption, rows, {"Detector": "{detector}"}, "{accounts:,} of {most:,}", "{text}")
 
