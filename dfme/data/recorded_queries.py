@@ -112,7 +112,7 @@ class QueryForm:
         except OSError as error:
             why = error.strerror or "it cannot be read"
         except RunError as error:
-            why = error.message
+            why = str(error)
         except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
             why = "it is none that a run wrote"
         raise RunError(f"{path}: expected the form of recorded queries: {why}")
@@ -157,7 +157,7 @@ class QueryRecord:
             stored[DISTANCES] = distance_B.detach().cpu().double()
         for name, numbers in stored.items():
             if numbers.numel():
-                self._files[name].append(memoryview(numbers.contiguous().numpy()).cast("B"))
+                self._files[name].append(numbers.contiguous().numpy().data.cast("B"))
 
     def cut(self, count: int) -> None:
         """Keep the first ``count`` images. RunError where there are fewer."""

@@ -325,8 +325,8 @@ class Audit:
         if config.references:
             from dfme.audits.audit.recognition import recognised
 
-            ask = partial(recognised, plan, cells, self._line.note)
-            self._measured.recognition = self._tried("whether you would recognise a copy", ask)
+            test = partial(recognised, plan, cells, self._line.note)
+            self._measured.recognition = self._tried("whether you would recognise a copy", test)
 
     def _tried(self, what: str, make: Callable[[], Any]) -> Any:
         """Result of ``make``, or None if the data do not allow it, which is noted."""
