@@ -33,11 +33,11 @@ def accounts_table(audit: AuditResult) -> PageTable | None:
     alarms = [alarm for alarm in part.alarms if alarm.row == part.attacker] if part else []
     if part is None or not alarms:
         return None
+    detectors = _longest(alarms)
+    shown = [alarm for alarm in alarms if alarm.detector in detectors]
+    shown.sort(key=lambda alarm: detectors.index(alarm.detector))
     rows = [
-        AccountsRow(alarm.detector, alarm.accounts, alarm.most, _text(alarm))
-        for detector in _longest(alarms)
-        for alarm in alarms
-        if alarm.detector == detector
+        AccountsRow(alarm.detector, alarm.accounts, alarm.most, _text(alarm)) for alarm in shown
     ]
     caption = CAPTION.format(part.attacker, f"{max(alarm.images for alarm in alarms):,}")
     return across(caption, rows, {"Detector": "{detector}"}, "{accounts:,} of {most:,}", "{text}")

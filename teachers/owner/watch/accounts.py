@@ -32,14 +32,14 @@ def split(
     seldom = Seldom(tell)
     rows = list[SplitAttack]()
     for name, folder in recorded.items():
-        stream = _Stream(folder, spec, watch)
+        stream = _RecordedStream(folder, spec, watch)
         for accounts in ACCOUNTS:
             seldom(f"scored {name} from fewer than {accounts:,} accounts")
             rows += _rows(name, accounts, stream, watch, seldom)
     return rows
 
 
-class _Stream:
+class _RecordedStream:
     """The queries of a record. RunError for those of another teacher, or without distances that
     the detectors need.
     """
@@ -66,7 +66,7 @@ class _Stream:
 
 
 def _rows(
-    name: str, accounts: int, stream: _Stream, watch: Watch, seldom: Seldom
+    name: str, accounts: int, stream: _RecordedStream, watch: Watch, seldom: Seldom
 ) -> Iterator[SplitAttack]:
     """A row for each detector; accounts without an image are none."""
     first = dict[str, int | None]()
@@ -93,7 +93,7 @@ def _rows(
 
 
 def _first_alarms(
-    detectors: Mapping[str, Detector], stream: _Stream, account: int, accounts: int
+    detectors: Mapping[str, Detector], stream: _RecordedStream, account: int, accounts: int
 ) -> Iterator[tuple[str, int]]:
     """Detectors that raise an alarm over an account, each with the images that all accounts had
     sent by then.
