@@ -9,7 +9,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 Z_95 = 1.959964  # two-sided 95% quantile of the normal distribution
+CONFIDENCE = 0.95
 RESAMPLES = 1_000  # of the bootstrap
+STEPS = 400  # of an integral
 
 
 def wilson_interval(share: float, images: int) -> tuple[float, float]:
@@ -27,6 +29,22 @@ def wilson_interval(share: float, images: int) -> tuple[float, float]:
     low = 0.0 if share <= 0 else max(0.0, centre - half)
     high = 1.0 if share >= 1 else min(1.0, centre + half)
     return low, high
+
+
+def difference_interval(
+    share: float, images: int, before: float, images_before: int
+) -> tuple[float, float]:
+    """The 95% interval of ``share - before``, two shares counted on independent images.
+
+    By Newcombe (Stat. Med. 17, 1998, 873-890, method 10), from Wilson's intervals. Of the same
+    images twice it is wider than need be.
+    """
+    low, high = wilson_interval(share, images)
+    low_before, high_before = wilson_interval(before, images_before)
+    difference = share - before
+    below = math.hypot(share - low, high_before - before)
+    above = math.hypot(high - share, before - low_before)
+    return difference - below, difference + above
 
 
 def share_at_most(events: int, trials: int, units: int) -> float:
@@ -94,6 +112,38 @@ def spread(values: Sequence[float | None]) -> Spread | None:
         return None
     deviation = statistics.stdev(numbers) if len(numbers) > 1 else None
     return Spread(statistics.fmean(numbers), deviation, len(numbers))
+
+
+def means_differ(first: Spread, second: Spread) -> bool:
+    """True if two means over seeds differ by more than the seeds explain, at 95 %.
+
+    By Welch's t test (Biometrika 34, 1947, 28-35). False of a single value, which has no deviation.
+    """
+    if first.sd is None or second.sd is None:
+        return False
+    difference = abs(first.mean - second.mean)
+    variances = [part.sd**2 / part.count for part in (first, second) if part.sd is not None]
+    variance = sum(variances)
+    if not variance:
+        return difference > 0
+    degrees = sum(
+        part**2 / (many.count - 1) for part, many in zip(variances, (first, second), strict=True)
+    )
+    return within_t(difference / math.sqrt(variance), variance**2 / degrees) > CONFIDENCE
+
+
+def within_t(value: float, degrees: float) -> float:
+    """P(-value <= T <= value) of Student's t with so many degrees of freedom, at least one.
+
+    With t = sqrt(degrees) tan(a) the density is in proportion to cos(a) ** (degrees - 1), which
+    Simpson's rule integrates.
+    """
+    end = math.atan(value / math.sqrt(degrees))
+    step = end / STEPS
+    heights = [math.cos(step * at) ** (degrees - 1) for at in range(STEPS + 1)]
+    area = heights[0] + heights[-1] + 4 * sum(heights[1:-1:2]) + 2 * sum(heights[2:-1:2])
+    log_whole = math.lgamma(degrees / 2) - math.lgamma((degrees + 1) / 2)
+    return area * step / 3 / (math.exp(log_whole) * math.sqrt(math.pi) / 2)
 
 
 def middle_of(counts: Iterable[float | None]) -> float | None:

@@ -53,6 +53,11 @@ class History:
         """The lines that changed so."""
         return [line for line in self.lines if line.change == change]
 
+    @property
+    def changed(self) -> list[PriceChange]:
+        """The lines of which a change can be told, what became cheaper first."""
+        return [*self.of("cheaper"), *self.of("dearer")]
+
 
 ShareOrNone = Annotated[float, Field(ge=0, le=1)] | None
 CountOrNone = Annotated[int, Field(ge=0)] | None
