@@ -9,9 +9,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+from dfme.audits.audit.controls import controls
 from dfme.audits.audit.page import write_page
 from dfme.audits.audit.result import audit_result, document
-from dfme.audits.audit.sheets import controls, sheet
+from dfme.audits.audit.sheets import sheet
 
 CHOSEN = ("schema", "from", "profile", "transfer", "per", "state", "kind")
 """Keys with few values, which nobody writes a text of their own into; ``kind`` of a teacher has any.
