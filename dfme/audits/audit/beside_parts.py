@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, with_config
 
-from dfme.audits.audit.parts import Interval, IntOrFloat, NotRun
+from dfme.audits.audit.parts import FORM, Interval, IntOrFloat, NotRun
 
 Change = Literal["cheaper", "dearer", "cannot be told"]
 Sameness = Literal["same", "other", "not known"]
@@ -65,6 +65,7 @@ MAX_SENTENCE = 2_000
 Sentence = Annotated[str, Field(max_length=MAX_SENTENCE)]
 
 
+@with_config(FORM)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drill:
     """What ``run.py drill`` found: an attack on a service of the owner's own, while somebody

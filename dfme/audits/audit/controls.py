@@ -12,6 +12,7 @@ from dfme.audits.audit.price_parts import PriceLine
 from dfme.audits.audit.prices import median_to_copy, strongest, usable
 from dfme.audits.audit.result import AuditResult
 from dfme.audits.audit.sheet_parts import Control
+from dfme.audits.audit.sheets import waits
 from dfme.audits.compare.plan import NO_DEFENCE
 from dfme.errors import UserError
 from dfme.spec import LabelMode
@@ -178,11 +179,8 @@ def _delay(audit: AuditResult, line: PriceLine | None) -> _Figure | None:
             return None
         texts.append(f"{delay(rate.hours(queries))} at your limit of {rate.text}")
     if audit.quota is not None and audit.quota.delays:
-        first, *_, last = audit.quota.delays
-        texts.append(
-            f"{delay(first.hours)} of one account, and {delay(last.hours)} of {last.accounts:,}, "
-            f"at {audit.quota.images:,} images a {audit.quota.per}"
-        )
+        quota = audit.quota
+        texts.append(f"{waits(quota)}, at {quota.images:,} images per {quota.per} for each")
     text = f"The cheapest copy ({queries:,.0f} queries) takes {'; '.join(texts)}."
     return _Figure(text, line.cells[0]) if texts else None
 

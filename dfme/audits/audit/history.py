@@ -298,16 +298,19 @@ def _line_text(change: Change, now: _Side, before: _Side, difference: Interval) 
 
 def _text(history: History, version: str, known: bool) -> list[str]:
     """The sentences before the lines: counts, the model, the images, seeds and options."""
-    counts = ", ".join(
-        f"{len(history.of(change))} {change}" for change in ("cheaper", "dearer", "cannot be told")
-    )
     releases = f"dfme {printable(history.dfme)}"
     if history.dfme != version:
         releases += f", this one with {version}, which may change figures by itself"
-    left_out = f"; {len(history.left_out)} not compared" if history.left_out else ""
+    cheaper, dearer, unknown = (
+        len(history.of(change)) for change in ("cheaper", "dearer", "cannot be told")
+    )
+    left_out = ""
+    if history.left_out:
+        left_out = f"; {len(history.left_out)} more could not be compared"
     texts = [
-        f"Beside the audit of {printable(history.started)[:10]} ({releases}), for each attacker "
-        f"and form of answers: {counts}{left_out}."
+        f"Compared with the audit of {printable(history.started)[:10]} ({releases}): of "
+        f"{len(history.lines)} prices, one for each attacker and form of answers, {cheaper} became "
+        f"cheaper and {dearer} dearer, and for {unknown} no change can be told{left_out}."
     ]
     texts.append(
         {
@@ -320,7 +323,9 @@ def _text(history: History, version: str, known: bool) -> list[str]:
     if history.images == "not known":
         texts.append("That the evaluation images are the same is known by name and number alone.")
     if any(line.seeds == 1 for line in history.lines):
-        texts.append("One seed each: only chance between images is counted, not between seeds.")
+        texts.append(
+            "There is one seed: only the chance of the images is counted, not that of seeds."
+        )
     if history.lines and not known:
         texts.append("Not both audits say their students' options; their profiles are the same.")
     texts += [f"Your limit {limit} held then, and fails now." for limit in history.limits]

@@ -17,7 +17,9 @@ class CheckedQuota:
 
 @dataclass(frozen=True, slots=True)
 class QuotaDelay:
-    """Hours that the cheapest copy takes under a quota of each account, with so many of them."""
+    """Hours that the cheapest copy takes under a quota of each account, with so many of them: its
+    queries by the quota. In less than a term of the quota nobody waits.
+    """
 
     accounts: int
     hours: float

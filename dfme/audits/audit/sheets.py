@@ -100,13 +100,28 @@ def _delays(queries: float | None, images: int, per: str) -> list[QuotaDelay]:
 def _delay_text(quota: QuotaSheet, queries: float | None, attacker: str) -> str:
     if queries is None:
         return "How long a copy takes under it is not known, since no attack made one."
-    first, *others = quota.delays
-    more = ", ".join(f"{some.accounts:,} accounts {delay(some.hours)}" for some in others)
     return (
-        f"Under this quota the cheapest copy ({queries:,.0f} queries by {attacker}) takes one "
-        f"account {delay(first.hours)}, {more}. A limit of all keys together does not divide so: "
-        "many accounts then wait as long as one."
+        f"Under this quota the cheapest copy ({queries:,.0f} queries by {attacker}) takes "
+        f"{waits(quota)}. A limit of all keys together does not divide so: many accounts then wait "
+        "as long as one."
     )
+
+
+def waits(quota: QuotaSheet) -> str:
+    """How long the quota holds a copy up, by the number of accounts; so many as may ask all of it
+    in one term do not wait.
+    """
+    term = TERMS[quota.per] / HOUR
+    held_up = [some for some in quota.delays if some.hours > term]
+    texts = [f"{_accounts(some.accounts)} {delay(some.hours)}" for some in held_up]
+    if len(held_up) < len(quota.delays):
+        least = _accounts(quota.delays[len(held_up)].accounts)
+        texts.append(f"{least} or more no longer than the first {quota.per}")
+    return ", ".join(texts)
+
+
+def _accounts(number: int) -> str:
+    return "one account" if number == 1 else f"{number:,} accounts"
 
 
 def _deployed(audit: AuditResult) -> dict[str, None]:
