@@ -122,14 +122,16 @@ def means_differ(first: Spread, second: Spread) -> bool:
     if first.sd is None or second.sd is None:
         return False
     difference = abs(first.mean - second.mean)
-    variances = [part.sd**2 / part.count for part in (first, second) if part.sd is not None]
-    variance = sum(variances)
-    if not variance:
+    variance = first.sd**2 / first.count
+    variance_second = second.sd**2 / second.count
+    whole = variance + variance_second
+    if not whole:
         return difference > 0
-    degrees = sum(
-        part**2 / (many.count - 1) for part, many in zip(variances, (first, second), strict=True)
-    )
-    return within_t(difference / math.sqrt(variance), variance**2 / degrees) > CONFIDENCE
+    # Welch's and Satterthwaite's number of degrees of freedom
+    spent = variance**2 / (first.count - 1)
+    spent_second = variance_second**2 / (second.count - 1)
+    degrees = whole**2 / (spent + spent_second)
+    return within_t(difference / math.sqrt(whole), degrees) > CONFIDENCE
 
 
 def within_t(value: float, degrees: float) -> float:
@@ -140,10 +142,16 @@ def within_t(value: float, degrees: float) -> float:
     """
     end = math.atan(value / math.sqrt(degrees))
     step = end / STEPS
-    heights = [math.cos(step * at) ** (degrees - 1) for at in range(STEPS + 1)]
-    area = heights[0] + heights[-1] + 4 * sum(heights[1:-1:2]) + 2 * sum(heights[2:-1:2])
-    log_whole = math.lgamma(degrees / 2) - math.lgamma((degrees + 1) / 2)
-    return area * step / 3 / (math.exp(log_whole) * math.sqrt(math.pi) / 2)
+    power = degrees - 1
+    heights = [math.cos(step * at) ** power for at in range(STEPS + 1)]
+    area = heights[0] + heights[-1]
+    area += 4 * sum(heights[1:-1:2])
+    area += 2 * sum(heights[2:-1:2])
+    area *= step / 3
+    # the integral to a right angle, by the gamma function
+    log_ratio = math.lgamma(degrees / 2) - math.lgamma(degrees / 2 + 0.5)
+    whole = math.sqrt(math.pi) / 2 * math.exp(log_ratio)
+    return area / whole
 
 
 def middle_of(counts: Iterable[float | None]) -> float | None:

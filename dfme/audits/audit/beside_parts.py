@@ -32,7 +32,7 @@ class PriceChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class AuditHistory:
     """This audit beside one before. ``model``, ``images``: by the digests of their files.
 
     ``left_out``: lines that are not compared, and why. ``limits``: those that held, and fail now.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
-from dfme.audits.audit.beside_parts import Change, History, PriceChange, Sameness
+from dfme.audits.audit.beside_parts import AuditHistory, Change, PriceChange, Sameness
 from dfme.audits.audit.parts import Interval, NotRun
 from dfme.audits.audit.price_parts import PriceLine
 from dfme.audits.audit.prices import COPY_LEVEL, median_to_copy, to_copy
@@ -59,7 +59,7 @@ class AttackForm:
 
 
 @dataclass(frozen=True)
-class ScoredOn:
+class ScoringImages:
     """The images that copies are scored on, as far as they are known: by ``name``, number, digest,
     and the ``halves`` that they are one of.
     """
@@ -69,7 +69,7 @@ class ScoredOn:
     sha256: str | None
     halves: Halves | None
 
-    def differing(self, before: "ScoredOn") -> Iterator[str]:
+    def differing(self, before: "ScoringImages") -> Iterator[str]:
         """What differs, with both values. The digests decide, where both are known."""
         if self.sha256 and before.sha256:
             if self.sha256 != before.sha256:
@@ -116,7 +116,7 @@ def read_before(text: str, out: Path) -> AuditResult:
 
 
 def require_comparable(
-    forms: Mapping[Line, AttackForm], scored: ScoredOn, before: AuditResult
+    forms: Mapping[Line, AttackForm], scored: ScoringImages, before: AuditResult
 ) -> None:
     """UserError where no attack that is planned can be compared with one of the audit before, with
     the options that differ.
@@ -151,12 +151,12 @@ def _forms_of(audit: AuditResult) -> dict[Line, AttackForm]:
     return forms
 
 
-def _scored_on(audit: AuditResult) -> ScoredOn:
+def _scored_on(audit: AuditResult) -> ScoringImages:
     on = audit.target.evaluation
-    return ScoredOn(on.name, on.images, on.sha256, audit.halves)
+    return ScoringImages(on.name, on.images, on.sha256, audit.halves)
 
 
-def history(audit: AuditResult, before: AuditResult) -> History:
+def history(audit: AuditResult, before: AuditResult) -> AuditHistory:
     """What the audit says beside the one before."""
     now = _forms_of(audit)
     then = _forms_of(before)
@@ -189,7 +189,7 @@ def history(audit: AuditResult, before: AuditResult) -> History:
         if verdict.holds is False and verdict.stated in held
     ]
     counted = (audit.target.label_mode, "label")
-    result = History(
+    result = AuditHistory(
         started=before.made.started,
         dfme=before.tool.dfme,
         model=_same(audit.target.files, before.target.files),
@@ -296,7 +296,7 @@ def _line_text(change: Change, now: _Side, before: _Side, difference: Interval) 
     return f"{text}."
 
 
-def _text(history: History, version: str, known: bool) -> list[str]:
+def _text(history: AuditHistory, version: str, known: bool) -> list[str]:
     """The sentences before the lines: counts, the model, the images, seeds and options."""
     releases = f"dfme {printable(history.dfme)}"
     if history.dfme != version:

@@ -8,7 +8,13 @@ from typing import Any
 
 from dfme.audits.audit.beside_parts import Drill
 from dfme.audits.audit.drills import read_drill
-from dfme.audits.audit.history import AttackForm, Line, ScoredOn, read_before, require_comparable
+from dfme.audits.audit.history import (
+    AttackForm,
+    Line,
+    ScoringImages,
+    read_before,
+    require_comparable,
+)
 from dfme.audits.audit.ladder import weights_of
 from dfme.audits.audit.options import LARGE_SIDE, PROFILES, AuditConfig
 from dfme.audits.audit.parts import NotRun
@@ -62,7 +68,7 @@ class AuditPlan:
         before = read_before(self.config.against, self.out)
         on = self.job.config.evaluation
         images = self.halves.scored if self.halves and not on.limit else None
-        scored = ScoredOn(on.dataset, images, None, self.halves)
+        scored = ScoringImages(on.dataset, images, None, self.halves)
         require_comparable(self._forms, scored, before)
         return before
 

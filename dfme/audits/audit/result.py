@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError, with_config
 
-from dfme.audits.audit.beside_parts import Drill, History
+from dfme.audits.audit.beside_parts import AuditHistory, Drill
 from dfme.audits.audit.parts import (
     FORM,
     AttackedDefence,
@@ -235,7 +235,7 @@ class AuditResult:
     fidelity_test: FidelityTest | None = None
     public_backbone: PublicBackbone | None = None
     untried: Sequence[str] = ()
-    history: History | None = None
+    history: AuditHistory | None = None
     price: Sequence[PriceLine]
     games: Games
     defences: Sequence[AttackedDefence]

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
-from dfme.audits.audit.beside_parts import History
+from dfme.audits.audit.beside_parts import AuditHistory
 from dfme.audits.audit.drills import drill_text, of_whom
 from dfme.audits.audit.headline import OPENCRE
 from dfme.audits.audit.ladder import not_tried
@@ -101,7 +101,7 @@ def _results(audit: AuditResult) -> Iterator[Json]:
         yield result
 
 
-def _state(history: History, rule: str, own: str) -> str:
+def _state(history: AuditHistory, rule: str, own: str) -> str:
     """Whether what a question is about is what it was in the audit before."""
     modes = {line.mode for line in history.changed}
     about = {

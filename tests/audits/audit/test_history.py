@@ -19,7 +19,7 @@ from dfme.audits.audit.ending import exit_code, last_words
 from dfme.audits.audit.headline import model_card
 from dfme.audits.audit.history import (
     AttackForm,
-    ScoredOn,
+    ScoringImages,
     history,
     read_before,
     require_comparable,
@@ -226,7 +226,7 @@ def test_releases_models_and_limits_are_said() -> None:
 
 FORM = AttackForm("standard", 3_000, 1, ATTACK)
 PLACE = "frugal", "probabilities"
-SCORED = ScoredOn("digits", 359, None, None)
+SCORED = ScoringImages("digits", 359, None, None)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ SCORED = ScoredOn("digits", 359, None, None)
     ],
 )
 def test_nothing_to_compare_is_refused_before_the_first_query_with_the_options(
-    form: AttackForm, scored: ScoredOn, words: str
+    form: AttackForm, scored: ScoringImages, words: str
 ) -> None:
     content = audited(line([0.5]))
     content["target"]["evaluation"]["name"] = "folder/digits"
@@ -264,7 +264,9 @@ def test_other_halves_of_the_same_images_are_other_images() -> None:
     name = before.target.evaluation.name
     halves = Halves("digits", 9, 9, "f" * 64)
     words = "images held back (ffffffffffff now, eeeeeeeeeeee before)"
-    refused(words, require_comparable, {PLACE: FORM}, ScoredOn(name, None, None, halves), before)
+    refused(
+        words, require_comparable, {PLACE: FORM}, ScoringImages(name, None, None, halves), before
+    )
 
 
 def test_the_audit_before_is_a_file_of_a_stranger(tmp_path: Path) -> None:
