@@ -2,7 +2,7 @@
 met. No torch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from dfme.audits.audit.drills import drill_text, response_text
@@ -111,7 +111,8 @@ def _figures(audit: AuditResult) -> Mapping[str, _Figure | None]:
     headline = audit.headline
     labels = headline.labels.attacker if headline.labels else None
     quotas = _quotas(audit)
-    price = _price(audit, headline.mode, headline.attacker, 0)
+    sentences = headline.sentences[:-1] or headline.sentences
+    price = _price(audit, headline.mode, headline.attacker, sentences)
     cheapest = strongest(audit.price, audit.target.label_mode)
     return {
         "alarms": _alarms(audit),
@@ -119,7 +120,7 @@ def _figures(audit: AuditResult) -> Mapping[str, _Figure | None]:
         "delay": _delay(audit, cheapest),
         "forms": _forms(audit),
         "images": _images(cheapest),
-        "labels": _price(audit, "label", labels, -1),
+        "labels": _price(audit, "label", labels, headline.sentences[-1:]),
         "limits": quotas or price,
         "price": price,
         "quotas": quotas,
@@ -129,11 +130,13 @@ def _figures(audit: AuditResult) -> Mapping[str, _Figure | None]:
     }
 
 
-def _price(audit: AuditResult, mode: str, attacker: str | None, sentence: int) -> _Figure | None:
-    """A sentence of the headline, and a cell of its attacker."""
+def _price(
+    audit: AuditResult, mode: str, attacker: str | None, sentences: Sequence[str]
+) -> _Figure | None:
+    """Sentences of the headline, and a cell of the attacker of the first one."""
     for line in audit.price:
         if (line.row, line.mode) == (attacker, mode) and line.cells:
-            return _Figure(audit.headline.sentences[sentence], line.cells[0])
+            return _Figure(" ".join(sentences), line.cells[0])
     return None
 
 
@@ -152,6 +155,10 @@ def _quotas(audit: AuditResult) -> _Figure | None:
     return None
 
 
+def _by(line: PriceLine) -> str:
+    return f"by somebody with {line.has}" if line.has else f"by {line.row}"
+
+
 def _images(line: PriceLine | None) -> _Figure | None:
     """The images that all accounts of the cheapest copy need together."""
     queries = median_to_copy(line) if line else None
@@ -160,8 +167,8 @@ def _images(line: PriceLine | None) -> _Figure | None:
     text = f"No attack made a copy within {line.budget:,} images of all its accounts together."
     if queries is not None:
         text = (
-            f"The cheapest copy needs {queries:,.0f} images of all its accounts together, "
-            "however many they are."
+            f"The cheapest copy, {_by(line)}, needs {queries:,.0f} images of all its accounts "
+            "together, however many they are."
         )
     return _Figure(text, line.cells[0])
 
@@ -181,7 +188,7 @@ def _delay(audit: AuditResult, line: PriceLine | None) -> _Figure | None:
     if audit.quota is not None and audit.quota.delays:
         quota = audit.quota
         texts.append(f"{waits(quota)}, at {quota.images:,} images per {quota.per} for each")
-    text = f"The cheapest copy ({queries:,.0f} queries) takes {'; '.join(texts)}."
+    text = f"The cheapest copy ({queries:,.0f} queries, {_by(line)}) takes {'; '.join(texts)}."
     return _Figure(text, line.cells[0]) if texts else None
 
 
@@ -198,18 +205,33 @@ def _forms(audit: AuditResult) -> _Figure | None:
     coarse = _is_coarse(own) or any(mode != own for mode in modes)
     if own not in modes or not coarse:
         return None
-    shares = ", ".join(f"{best[mode].mean:.1%} from {mode}" for mode in modes)
+    shares = ", ".join(f"{best[mode].mean:.1%} from {_form(mode, own)}" for mode in modes)
     cell = next(iter(best[own].cells), None)
     return _Figure(f"The best copies agree on {shares}.", cell)
 
 
+def _label_mode(mode: str) -> LabelMode | None:
+    """The form of the answers; None where a document has none that there is."""
+    try:
+        return LabelMode.parse(mode)
+    except UserError:
+        return None
+
+
 def _is_coarse(mode: str) -> bool:
     """True if answers of this form are labels, or are rounded."""
-    try:
-        form = LabelMode.parse(mode)
-    except UserError:
-        return False
-    return form.kind == "label" or form.decimals is not None
+    form = _label_mode(mode)
+    return form is not None and (form.kind == "label" or form.decimals is not None)
+
+
+def _form(mode: str, own: str) -> str:
+    """A form of answers as people say it."""
+    form = _label_mode(mode)
+    if mode == own:
+        return f"your own answers ({mode})"
+    if form is not None and form.decimals is not None:
+        return f"{form.decimals} decimals ({mode})"
+    return "labels" if mode == "label" else mode
 
 
 def _test(audit: AuditResult) -> _Figure | None:

@@ -51,19 +51,28 @@ def test_a_quota_without_a_copy_or_that_does_not_hold_promises_no_delay() -> Non
 def test_each_new_row_has_the_figure_of_the_json() -> None:
     rows = figures(audit())
     assert rows["11.2.2, for all together"] == (
-        "The cheapest copy needs 2,000 images of all its accounts together, however many they are."
+        "The cheapest copy, by frugal, needs 2,000 images of all its accounts together, however "
+        "many they are."
     )
-    assert rows["11.3.2"] == "The best copies agree on 94.2% from probabilities, 74.2% from label."
-    assert rows["model exfiltration"] == rows["public scope"] == audit()["headline"]["sentences"][0]
+    assert rows["11.3.2"] == (
+        "The best copies agree on 94.2% from your own answers (probabilities), 74.2% from labels."
+    )
+    price = " ".join(audit()["headline"]["sentences"][:-1])
+    assert rows["model exfiltration"] == rows["public scope"] == price
+    content = audit()
+    content["price"][0]["has"] = "images like yours"
+    named = figures(content)["11.2.2, for all together"]
+    assert named is not None
+    assert named.startswith("The cheapest copy, by somebody with images like yours, needs 2,000")
     content = audit()
     content["options"]["rate"] = "1k/day"
     assert figures(content)["rate limit"] == (
-        "The cheapest copy (2,000 queries) takes 48 hours at your limit of 1,000 images a day."
+        "The cheapest copy (2,000 queries, by frugal) takes 48 hours at your limit of 1,000 images a day."
     ).replace("48 hours", "2 days")
     both = curved(CURVES, "hour")
     both["options"]["rate"] = "60/min"
     assert figures(both)["rate limit"] == (
-        "The cheapest copy (2,000 queries) takes 34 minutes at your limit of 60 images a minute; "
+        "The cheapest copy (2,000 queries, by frugal) takes 34 minutes at your limit of 60 images a minute; "
         "one account 20 hours, 5 accounts 4 hours, 25 accounts or more no longer than the first "
         "hour, at 100 images per hour for each."
     )
@@ -85,7 +94,9 @@ def test_what_was_not_measured_has_no_figure() -> None:
     assert (rows["11.3.1"], rows["11.3.2"], rows["11.3.4"]) == (None, None, None)
     content["price"][0]["mode"] = content["target"]["label_mode"] = "probabilities:2"
     content["headline"]["mode"] = "probabilities:2"
-    assert figures(content)["11.3.2"] == "The best copies agree on 94.2% from probabilities:2."
+    assert figures(content)["11.3.2"] == (
+        "The best copies agree on 94.2% from your own answers (probabilities:2)."
+    )
 
 
 def test_the_catalogues_test_has_its_own_figure() -> None:

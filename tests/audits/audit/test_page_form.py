@@ -1,6 +1,7 @@
 """The form of the audit's page and appendix: outline, captions, links, sheets; safe files without markup."""
 
 import base64
+import json
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -92,6 +93,12 @@ def test_the_pages_are_files_without_scripts_whose_links_name_what_they_open(pag
     assert not re.search(r"(price|defences|pareto|attacks)\.\d", page.text), "no key of the JSON"
 
 
+def later() -> dict[str, Any]:
+    """An audit with the parts that the sample lacks."""
+    file = Path(__file__).with_name("audit_2.json")
+    return json.loads(file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+
 def test_nothing_that_the_json_says_becomes_markup(tmp_path: Path, page: Page) -> None:
     sheets = {
         "samples": "//evil.example/x.png",
@@ -100,6 +107,8 @@ def test_nothing_that_the_json_says_becomes_markup(tmp_path: Path, page: Page) -
     }
     content = hostile(audit(), f"{HOSTILE}{STEERING}\n# e") | {"pictures": sheets}
     content["differences"]["shown"][0]["image"] = PICTURE
+    content |= {part: hostile(later()[part], HOSTILE) for part in ("history", "drill")}
+    content["history"] |= {"model": "other", "images": "same"}
     attacked = page_of(content, tmp_path)
     for bad, good in ((attacked, page), (attacked.behind, page.behind)):
         tags, wanted = ({tag for tag, _ in entry.tags} - {"figcaption"} for entry in (bad, good))
