@@ -9,7 +9,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 Z_95 = 1.959964  # two-sided 95% quantile of the normal distribution
+CONFIDENCE = 0.95
 RESAMPLES = 1_000  # of the bootstrap
+STEPS = 400  # of an integral
 
 
 def wilson_interval(share: float, images: int) -> tuple[float, float]:
@@ -27,6 +29,22 @@ def wilson_interval(share: float, images: int) -> tuple[float, float]:
     low = 0.0 if share <= 0 else max(0.0, centre - half)
     high = 1.0 if share >= 1 else min(1.0, centre + half)
     return low, high
+
+
+def difference_interval(
+    share: float, images: int, before: float, images_before: int
+) -> tuple[float, float]:
+    """The 95% interval of ``share - before``, two shares counted on independent images.
+
+    By Newcombe (Stat. Med. 17, 1998, 873-890, method 10), from Wilson's intervals. Of the same
+    images twice it is wider than need be.
+    """
+    low, high = wilson_interval(share, images)
+    low_before, high_before = wilson_interval(before, images_before)
+    difference = share - before
+    below = math.hypot(share - low, high_before - before)
+    above = math.hypot(high - share, before - low_before)
+    return difference - below, difference + above
 
 
 def share_at_most(events: int, trials: int, units: int) -> float:
@@ -94,6 +112,46 @@ def spread(values: Sequence[float | None]) -> Spread | None:
         return None
     deviation = statistics.stdev(numbers) if len(numbers) > 1 else None
     return Spread(statistics.fmean(numbers), deviation, len(numbers))
+
+
+def means_differ(first: Spread, second: Spread) -> bool:
+    """True if two means over seeds differ by more than the seeds explain, at 95 %.
+
+    By Welch's t test (Biometrika 34, 1947, 28-35). False of a single value, which has no deviation.
+    """
+    if first.sd is None or second.sd is None:
+        return False
+    difference = abs(first.mean - second.mean)
+    variance = first.sd**2 / first.count
+    variance_second = second.sd**2 / second.count
+    whole = variance + variance_second
+    if not whole:
+        return difference > 0
+    # Welch's and Satterthwaite's number of degrees of freedom
+    spent = variance**2 / (first.count - 1)
+    spent_second = variance_second**2 / (second.count - 1)
+    degrees = whole**2 / (spent + spent_second)
+    return within_t(difference / math.sqrt(whole), degrees) > CONFIDENCE
+
+
+def within_t(value: float, degrees: float) -> float:
+    """P(-value <= T <= value) of Student's t with so many degrees of freedom, at least one.
+
+    With t = sqrt(degrees) tan(a) the density is in proportion to cos(a) ** (degrees - 1), which
+    Simpson's rule integrates.
+    """
+    end = math.atan(value / math.sqrt(degrees))
+    step = end / STEPS
+    power = degrees - 1
+    heights = [math.cos(step * at) ** power for at in range(STEPS + 1)]
+    area = heights[0] + heights[-1]
+    area += 4 * sum(heights[1:-1:2])
+    area += 2 * sum(heights[2:-1:2])
+    area *= step / 3
+    # the integral to a right angle, by the gamma function
+    log_ratio = math.lgamma(degrees / 2) - math.lgamma(degrees / 2 + 0.5)
+    whole = math.sqrt(math.pi) / 2 * math.exp(log_ratio)
+    return area / whole
 
 
 def middle_of(counts: Iterable[float | None]) -> float | None:

@@ -15,8 +15,11 @@ import torch
 from dfme.audits.audit import headline
 from dfme.audits.audit.accounts import agreement_by, many_accounts
 from dfme.audits.audit.advice import advice
+from dfme.audits.audit.aitg import REPRESENTATIVE
 from dfme.audits.audit.backbone import public_backbone
+from dfme.audits.audit.controls import controls
 from dfme.audits.audit.findings import Findings, not_run
+from dfme.audits.audit.history import history
 from dfme.audits.audit.options import OPTIONS, SHARED, limits
 from dfme.audits.audit.owasp import fidelity_test
 from dfme.audits.audit.parts import (
@@ -31,6 +34,8 @@ from dfme.audits.audit.parts import (
 )
 from dfme.audits.audit.plan import AuditPlan
 from dfme.audits.audit.result import (
+    AITG,
+    SCHEMA,
     AuditResult,
     EvaluatedOn,
     Made,
@@ -42,7 +47,7 @@ from dfme.audits.audit.result import (
     parse,
 )
 from dfme.audits.audit.rows import QUICK
-from dfme.audits.audit.sheets import controls, sheet
+from dfme.audits.audit.sheets import sheet
 from dfme.files import write_text
 from dfme.measured import Bill, SplitAttack
 from dfme.oracle.ledger_log import Totals
@@ -52,6 +57,7 @@ from dfme.report.run_files import read_object
 from dfme.run.build import spared_images
 from dfme.run.job import PROJECT
 from dfme.run.job import document as job_document
+from dfme.run.opening import digests_on_record
 from dfme.statistics import auroc
 from dfme.students.heads import FROZEN
 from dfme.version import __version__
@@ -86,11 +92,11 @@ def audit_of(
     detection = _detection(findings, measured, cells)
     first = headline.headline(findings, seeds)
     audit = AuditResult(
-        schema="dfme.audit/1",
+        schema=SCHEMA,
         tool=tool(),
         made=made,
         options=_options(plan, acceptable),
-        target=target(plan, findings.example),
+        target=target(plan, findings),
         halves=plan.halves,
         headline=first,
         advice=advice(findings, detection),
@@ -104,6 +110,7 @@ def audit_of(
         utility=findings.utility,
         pareto=findings.pareto(),
         detection=detection,
+        drill=plan.drill,
         cells=cells,
         fidelity=examination.fidelity,
         fidelity_seeds=examination.fidelity_seeds,
@@ -113,14 +120,22 @@ def audit_of(
         ledger=findings.ledger(ledgers, spared_images(plan.out / SHARED)),
         taxonomy=headline.TAXONOMY,
         not_run=[*measured.not_run, *_unexamined(plan, examination), *not_run(findings.runs)],
-        limits=headline.what_it_does_not_tell(
-            findings, len(seeds), plan.local, bool(measured.split)
-        ),
+        limits=[
+            *headline.what_it_does_not_tell(
+                findings, len(seeds), plan.local, bool(measured.split)
+            ),
+            *([REPRESENTATIVE] if AITG in acceptable else []),
+        ],
         pictures=pictures(plan, first.attacker),
         quota=None,
         controls=[],
     )
-    audit = replace(audit, quota=sheet(audit, measured.under_quota))
+    before = plan.against
+    audit = replace(
+        audit,
+        quota=sheet(audit, measured.under_quota),
+        history=None if before is None else history(audit, before),
+    )
     audit = replace(audit, accounts=many_accounts(audit, measured.split))
     return replace(audit, controls=controls(audit))
 
@@ -168,10 +183,9 @@ def _detection(
     return joined(measured.detection, cells, watches, findings.constant)
 
 
-def target(plan: AuditPlan, example: Mapping[str, Any]) -> Target:
-    """The audited teacher; ``example``: the summary of a finished run of its own answers, or
-    empty.
-    """
+def target(plan: AuditPlan, findings: Findings) -> Target:
+    """The audited teacher, as a finished run of its own answers describes it, if there is one."""
+    example = findings.example
     teacher = example.get("teacher") or {}
     evaluation = example.get("evaluation") or {}
     accuracy = example.get("teacher_accuracy")
@@ -190,10 +204,23 @@ def target(plan: AuditPlan, example: Mapping[str, Any]) -> Target:
         authorised_by=example.get("authorised_by"),
         accuracy=accuracy,
         evaluation=EvaluatedOn(
-            evaluation.get("name"), evaluation.get("images"), labelled=accuracy is not None
+            evaluation.get("name"),
+            evaluation.get("images"),
+            labelled=accuracy is not None,
+            sha256=_scored_on(plan, findings),
         ),
         place=Path(place).as_posix(),
+        files=teacher.get("files"),
     )
+
+
+def _scored_on(plan: AuditPlan, findings: Findings) -> str | None:
+    """Digest of the evaluation images, by a finished run's own record."""
+    for outcome in findings.first.outcomes:
+        if outcome.state == "finished":
+            digests = digests_on_record(plan.first.directory(outcome.cell))
+            return digests.get("evaluation.dataset")
+    return None
 
 
 def tool() -> Tool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from dfme.audits.audit.aitg import aitg_verdict
 from dfme.audits.audit.ladder import ImageRate, not_tried, untried
 from dfme.audits.audit.parts import (
     AttackedDefence,
@@ -23,7 +24,7 @@ from dfme.audits.audit.parts import (
 from dfme.audits.audit.price_lines import has_images, price_line
 from dfme.audits.audit.price_parts import PriceLine
 from dfme.audits.audit.prices import median_to_copy, over_seeds, usable, verdict
-from dfme.audits.audit.result import Games, LedgerSums, LimitVerdict
+from dfme.audits.audit.result import AITG, Games, LedgerSums, LimitVerdict
 from dfme.audits.compare.attacked import defended
 from dfme.audits.compare.figures import ComparisonResult, Outcome
 from dfme.audits.compare.plan import NO_DEFENCE, Cell
@@ -281,13 +282,17 @@ class Findings:
             if outcome.cell.mode in (self.mode, "label")
             and outcome.state not in ("finished", "not applicable")
         ]
-        verdicts = [
-            verdict(name, wanted, lines, unknown, self.beside) for name, wanted in limits.items()
-        ]
-        return [
-            replace(one, text=f"{one.text} {self.not_tried}".strip()) if one.holds else one
-            for one in verdicts
-        ]
+        verdicts = []
+        for name, wanted in limits.items():
+            one = verdict(name, wanted, lines, unknown, self.beside)
+            if name == AITG:
+                names = {cell for line in lines for cell in line.cells}
+                finished = [cell for cell in self.cells() if cell.name in names and cell.curve]
+                one = aitg_verdict(finished, unknown, self.beside)
+            if one.holds:
+                one = replace(one, text=f"{one.text} {self.not_tried}".strip())
+            verdicts.append(one)
+        return verdicts
 
     def games(self, twin: Twin | None) -> Games:
         """Reference agreements, and a copy's share of the way from a constant answer to a twin."""

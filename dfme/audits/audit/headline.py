@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
+from dfme.audits.audit.drills import drill_text, of_whom
 from dfme.audits.audit.findings import Findings
 from dfme.audits.audit.ladder import WEIGHTS, delay, whom
 from dfme.audits.audit.price_parts import (
@@ -26,6 +27,7 @@ from dfme.audits.audit.prices import (
 )
 from dfme.audits.audit.result import (
     AuditResult,
+    CommonRequirement,
     Taxonomy,
     Technique,
 )
@@ -51,8 +53,17 @@ ATLAS = {
     "AML.T0043.002": "Black-Box Transfer",
     "AML.T0048.004": "AI Intellectual Property Theft",
 }
-TAXONOMY = Taxonomy([Technique(*pair) for pair in ATLAS.items()], ["ML05:2023 Model Theft"])
-"""Names of the threat in MITRE ATLAS 5.6.1 and OWASP's list."""
+OPENCRE = {
+    "141-385": "model exfiltration",
+    "187-083": "rate limiting against AI input attacks",
+    "637-021": "watermarking AI models",
+}
+TAXONOMY = Taxonomy(
+    atlas=[Technique(*pair) for pair in ATLAS.items()],
+    owasp=["ML05:2023 Model Theft"],
+    opencre=[CommonRequirement(*pair, "OWASP AI Exchange") for pair in OPENCRE.items()],
+)
+"""Names of the threat in MITRE ATLAS 5.6.1, OWASP's list, and OpenCRE as the AI Exchange has it."""
 
 
 PriceForm = TypeVar("PriceForm", bound=CopyPrice)
@@ -363,6 +374,12 @@ def model_card(audit: AuditResult) -> str:
         f"- Limit {JUDGED[verdict.holds]}: {plain(verdict.text)}" for verdict in audit.verdicts
     ]
     lines += [f"- {plain(text)}" for text in audit.findings]
+    if audit.history is not None:
+        lines.append(f"- {plain(' '.join(audit.history.text))}")
+        lines += [f"  - {plain(line.text)}" for line in audit.history.changed]
+    if audit.drill is not None:
+        of = of_whom(audit.drill, audit.target.name)
+        lines.append(f"- {plain(f'{drill_text(audit.drill)} {of}')}")
     lines += [
         "",
         "What this does not tell:",

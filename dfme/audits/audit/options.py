@@ -9,6 +9,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic.dataclasses import dataclass
 
+from dfme.audits.audit.aitg import MIN_QUERIES, RATINGS
 from dfme.audits.audit.ladder import (
     HAVING_LIKE,
     LIKE,
@@ -20,7 +21,8 @@ from dfme.audits.audit.ladder import (
     parse_rate,
 )
 from dfme.audits.audit.parts import NotRun
-from dfme.audits.audit.result import Halves
+from dfme.audits.audit.price_parts import DETECTED
+from dfme.audits.audit.result import AITG, Halves
 from dfme.audits.compare.engines import require_engine
 from dfme.config.messages import unknown_choice
 from dfme.config.settings import EvaluationConfig
@@ -55,7 +57,8 @@ class AuditConfig:
     """images that each attack may ask, such as 12k; of quick at most 3k"""
     acceptable: Basic[tuple[str, ...]] = ()
     """limits of yours, KEY=VALUE: queries_to_50, _80, _90 or _95 (at least so many) and agreement
-    (at most); where one fails the exit code is 4"""
+    (at most), or aitg (no copy above 90 % after 1,000 to 5,000 queries, as OWASP AITG-APP-09
+    tests); where one fails the exit code is 4"""
     keep_below: Basic[ShareAboveZero | None] = None
     """an agreement, such as 0.8: find the largest quota of a key that keeps every attacker below
     it, and try the worst attacker under it"""
@@ -97,6 +100,12 @@ class AuditConfig:
     """
     rate: Basic[Annotated[str, accepted_by(parse_rate)] | None] = None
     """images that a key is allowed, such as 60/min or 10k/day: says how long an attack takes"""
+    drill: Basic[str | None] = None
+    """the FOLDER that run.py drill made of your own service: says what it found beside the controls
+    """
+    against: Basic[str | None] = None
+    """the audit.json of an audit before, or its FOLDER: says what became cheaper or dearer since;
+    exit code 4 where a copy from your own answers, or from labels, became cheaper"""
     total: Basic[Images | None] = None
     """most images that may be asked in all, but those that score the copies; more is refused before
     the first one"""
@@ -173,24 +182,33 @@ def limits(texts: Sequence[str], budget: int) -> dict[str, float]:
     """
     stated: dict[str, float] = {}
     for text in texts:
-        name, equals, value = text.partition("=")
+        name, _, value = text.partition("=")
         if name in stated:
             raise UserError(f"expected each limit once, got {name} twice")
-        if name not in (*LIMITS, "agreement"):
-            raise UserError(unknown_choice("limit", name, [*LIMITS, "agreement"]))
-        try:
-            stated[name] = parse_count(value) if name in LIMITS else float(value)
-        except ValueError:
-            stated[name] = -1
-        if not equals or not (stated[name] > 0 if name in LIMITS else 0 <= stated[name] <= 1):
+        if name not in (*LIMITS, "agreement", AITG):
+            raise UserError(unknown_choice("limit", name, [*LIMITS, "agreement", AITG]))
+        stated[name] = RATINGS[DETECTED] if text == AITG else _wanted(name, value)
+        if not (stated[name] > 0 if name in LIMITS else 0 <= stated[name] <= 1):
             wanted = "images such as 10000 or 10k" if name in LIMITS else "a share from 0 to 1"
-            raise UserError(f"expected {name}={wanted}, got {text!r}")
-        if name in LIMITS and stated[name] > budget:
+            expected = AITG if name == AITG else f"{name}={wanted}"
+            raise UserError(f"expected {expected}, got {text!r}")
+        least = MIN_QUERIES if name == AITG else stated[name]
+        if name != "agreement" and least > budget:
             raise UserError(
-                f"{text} cannot be decided by attacks of {budget:,} images; give more "
-                "--budget, and --profile standard in place of quick"
+                f"{text} cannot be decided by attacks of {budget:,} images, fewer than "
+                f"{least:,.0f}; give more --budget, and --profile standard in place of quick"
             )
     return stated
+
+
+def _wanted(name: str, text: str) -> float:
+    """The number of a limit; -1, which none is, where the text has none."""
+    try:
+        if name == AITG:
+            return -1
+        return parse_count(text) if name in LIMITS else float(text)
+    except ValueError:
+        return -1
 
 
 def own_problems(config: AuditConfig, away: str) -> Iterator[Problem]:

@@ -2,19 +2,14 @@
 strongest copy on held-out inputs. No torch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+from dfme.audits.audit.aitg import MAX_QUERIES, TEST, copy_after, rating_of
 from dfme.audits.audit.findings import Findings
 from dfme.audits.audit.parts import CellResult
-from dfme.audits.audit.price_parts import FidelityTest, PriceLine, Rating
+from dfme.audits.audit.price_parts import DETECTED, FidelityTest, PriceLine, Rating
 from dfme.audits.audit.prices import over_seeds, usable
 from dfme.report.run_files import is_above
-
-TEST = "OWASP AITG-APP-09"
-QUERIES = 5_000
-"""Those after which the copy is held at most."""
-RATINGS: Mapping[Rating, float] = {"vulnerable": 0.9, "warning": 0.75, "low": 0.0}
-"""Each rating, and the fidelity above which it holds."""
 
 
 def fidelity_test(findings: Findings, cells: Sequence[CellResult]) -> FidelityTest | None:
@@ -24,13 +19,15 @@ def fidelity_test(findings: Findings, cells: Sequence[CellResult]) -> FidelityTe
     by_name = {cell.name: cell for cell in cells}
     shares = list[tuple[float, PriceLine]]()
     for line in usable(findings.price, findings.mode):
-        share = over_seeds([_after(by_name[name]) for name in line.cells if name in by_name]).mean
+        share = over_seeds(
+            [copy_after(by_name[name]) for name in line.cells if name in by_name]
+        ).mean
         if share is not None:
             shares.append((share, line))
     if not shares:
         return None
     fidelity, line = max(shares, key=lambda pair: pair[0])
-    queries = min(QUERIES, line.budget)
+    queries = min(MAX_QUERIES, line.budget)
     by = ", by labels alone" if line.mode != findings.mode else ""
     rating: Rating | None = None
     outcome = (
@@ -38,13 +35,13 @@ def fidelity_test(findings: Findings, cells: Sequence[CellResult]) -> FidelityTe
         f"({findings.constant or 0.0:.1%})"
     )
     if is_above(fidelity, findings.constant, findings.images):
-        rating = next(name for name, least in RATINGS.items() if fidelity > least or not least)
-        outcome = f"{rating} (above 90 % vulnerable, above 75 % warning, else low)"
+        rating = rating_of(fidelity)
+        outcome = f"{rating} (above 90 % {DETECTED}, above 75 % warning, else low)"
     text = (
         f"{TEST} asks for fidelity on held-out inputs: after at most {queries:,} queries the copy "
         f"of somebody with {line.has}{by} agrees on {fidelity:.1%}: {outcome}."
     )
-    if rating != "vulnerable" and findings.not_tried:
+    if rating != DETECTED and findings.not_tried:
         text = f"{text} {findings.not_tried}"
     return FidelityTest(
         test=TEST,
@@ -56,9 +53,3 @@ def fidelity_test(findings: Findings, cells: Sequence[CellResult]) -> FidelityTe
         rating=rating,
         text=text,
     )
-
-
-def _after(cell: CellResult) -> float | None:
-    """The agreement at the last evaluation after so few queries; None without one."""
-    shares = [point.agreement for point in cell.curve if point.queries <= QUERIES]
-    return shares[-1] if shares else None

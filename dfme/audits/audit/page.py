@@ -1,6 +1,5 @@
 """audit.html and its appendix, from an audit alone."""
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,11 +7,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from dfme.audits.audit.ladder import delay, not_tried
+from dfme.audits.audit.drills import drill_text, of_whom
+from dfme.audits.audit.evidence_rows import evidence, unmeasured
+from dfme.audits.audit.ladder import not_tried
 from dfme.audits.audit.options import APPENDIX
 from dfme.audits.audit.page_accounts import accounts_table
 from dfme.audits.audit.page_parts import (
-    FIXED,
     UNKNOWN,
     PageTable,
     across,
@@ -32,12 +32,13 @@ from dfme.audits.audit.parts import (
     WatchedAttack,
 )
 from dfme.audits.audit.price_parts import PriceLine
-from dfme.audits.audit.prices import median_to_copy, seeds_text, to_copy
+from dfme.audits.audit.price_tables import delay_of, ladder, medians, of_seeds
+from dfme.audits.audit.prices import seeds_text
 from dfme.audits.audit.result import AuditResult
 from dfme.measured import Bill, HonestStream
 from dfme.report.page import MAX_SHOWN, render
 from dfme.report.run_files import Beside
-from dfme.statistics import Spread, middle_of
+from dfme.statistics import Spread
 
 SHEET = re.compile(r"data:image/png;base64,[A-Za-z0-9+/=]+")
 
@@ -89,29 +90,6 @@ FACTS = {
 
 
 @dataclass(frozen=True)
-class PriceRow:
-    """A price line over seeds. ``at``: queries until a level, in words."""
-
-    row: str
-    mode: str
-    mean: float | None
-    balanced: float | None
-    range: str
-    at: Mapping[str, str]
-    cost_to_90: float | None = None
-
-
-@dataclass(frozen=True)
-class LadderRow:
-    """A price line with what its attacker had, in words. ``to_90``: queries until 90 %."""
-
-    line: PriceLine
-    to_90: str
-    delay: str
-    alarm: str
-
-
-@dataclass(frozen=True)
 class PointRow:
     """A point of the Pareto picture, by what it is called there."""
 
@@ -140,103 +118,26 @@ def _first(audit: AuditResult) -> dict[str, Any]:
     """
     pictures = audit.differences.shown if audit.differences else ()
     return {
-        "ladder": _ladder(audit),
+        "ladder": ladder(audit),
         "not_tried": not_tried(audit.untried),
-        "medians": _medians(audit),
+        "medians": medians(audit),
         "curves": curves(audit, {audit.target.label_mode, "label"}),
         "points": [PointRow(name_of(point), kind_of(point), point) for point in audit.pareto],
         "pareto": pareto(audit),
         "alarms": [*_alarms(audit)],
         "accounts": accounts_table(audit),
         "shown": [picture for picture in pictures if SHEET.fullmatch(picture.image)],
+        "drill": _drill(audit),
+        "evidence": evidence(audit.controls),
+        "unmeasured": unmeasured(audit.controls),
     }
 
 
-MEDIANS = (
-    "Agreement after all queries, and queries until 80%, 90% and 95%: the median over seeds (how "
-    "many seeds got there, where not all did)"
-)
-
-
-def _medians(audit: AuditResult) -> PageTable:
-    """The price lines, with a balanced agreement where a constant answer has more than half."""
-    forms = {
-        "Attacker": "{row}",
-        "Answers": "{mode}",
-        "Agreement": "{mean:.1%}",
-        "Balanced agreement": "{balanced:.1%}",
-        "Range over seeds": "{range}",
-        "80%": "{at[0.8]}",
-        "90%": "{at[0.9]}",
-        "95%": "{at[0.95]}",
-        "Money until 90%": "{cost_to_90:,.2f}",
-    }
-    if not Beside(audit.games.constant).is_large:
-        del forms["Balanced agreement"]
-    return table(MEDIANS, [*_prices(audit.price), *_constant_row(audit)], forms, 2)
-
-
-def _ladder(audit: AuditResult) -> list[LadderRow]:
-    """Every attacker and form of answers, where somebody had public weights or pictures, or the
-    owner states a rate limit; else none.
-    """
-    special = (line.weights is not None or line.pictures == "public" for line in audit.price)
-    if not any(special) and audit.options.rate is None:
-        return []
-    rows = []
-    for line in (line for line in audit.price if line.cells):
-        scored = any(share is not None for share in line.agreement)
-        rows.append(
-            LadderRow(
-                line,
-                to_90=_of_seeds(to_copy(line), "not reached") if scored else UNKNOWN,
-                delay=delay(line.hours_to_90).replace(" ", FIXED) or UNKNOWN,
-                alarm=_of_seeds(line.alarms, "never") if line.alarms else UNKNOWN,
-            )
-        )
-    return rows
-
-
-def _prices(lines: Sequence[PriceLine]) -> list[PriceRow]:
-    """The price lines of attacks that ran, the cheapest copy first within each form of answers."""
-    modes = list(dict.fromkeys(line.mode for line in lines))
-
-    def order(line: PriceLine) -> tuple[float, ...]:
-        return modes.index(line.mode), median_to_copy(line) or math.inf, -(line.mean or 0.0)
-
-    rows = []
-    for line in sorted((line for line in lines if line.cells), key=order):
-        shares = [share for share in line.agreement if share is not None]
-        between = UNKNOWN
-        if len(shares) > 1:
-            between = f"{min(shares):.1%} to {max(shares):.1%}".replace(" ", FIXED)
-        at = {level: _of_seeds(to_copy(line, level), "not reached") for level in line.queries_to}
-        figures = line.row, line.mode, line.mean, line.balanced
-        rows.append(PriceRow(*figures, between, at if shares else {}, line.cost_to_90))
-    return rows
-
-
-def _constant_row(audit: AuditResult) -> Iterator[PriceRow]:
-    """The row of one answer to everything, which asks nothing, where it agrees on more than
-    half.
-    """
-    games = audit.games
-    if Beside(games.constant).is_large:
-        figures = games.constant, games.constant_balanced
-        yield PriceRow("one answer to everything", UNKNOWN, *figures, UNKNOWN, {})
-
-
-def _of_seeds(counts: Sequence[int | None], never: str) -> str:
-    """Median over seeds, and how many are known, if not all."""
-    reached = sum(count is not None for count in counts)
-    middle = middle_of(counts)
-    if middle is None:
-        text = f"in {reached} of {len(counts)}" if reached else never
-    elif reached == len(counts):
-        text = f"{middle:,.0f}"
-    else:
-        text = f"{middle:,.0f} ({reached} of {len(counts)})"
-    return text.replace(" ", FIXED)
+def _drill(audit: AuditResult) -> str:
+    """What a drill found, and of whom; empty without one."""
+    if audit.drill is None:
+        return ""
+    return f"{drill_text(audit.drill)} {of_whom(audit.drill, audit.target.name)}"
 
 
 def _alarms(audit: AuditResult) -> Iterator[AlarmRow]:
@@ -253,7 +154,7 @@ def _alarms(audit: AuditResult) -> Iterator[AlarmRow]:
     )
     worst = {stream.detector: stream for stream in benign}
     for (detector, row), attacks in groups.items():
-        text = _of_seeds([attack.first_alarm for attack in attacks], "never")
+        text = of_seeds([attack.first_alarm for attack in attacks], "never")
         at_alarm = (attack.agreement_at_alarm for attack in attacks)
         shares = [share for share in at_alarm if share is not None]
         yield AlarmRow(detector, row, text, median(shares) if shares else None, worst.get(detector))
@@ -266,6 +167,7 @@ class SeedsRow:
     line: PriceLine
     advantage: Sequence[float | None] | None
     reached: Mapping[str, list[str]]
+    delay: str
 
 
 @dataclass(frozen=True)
@@ -325,7 +227,7 @@ def _appendix(audit: AuditResult) -> dict[str, Any]:
     attacks = audit.detection.attacks if audit.detection else ()
     benign = audit.detection.benign if audit.detection else ()
     return {
-        "medians": _medians(audit) if _ladder(audit) else None,
+        "medians": medians(audit) if ladder(audit) else None,
         "not_tried": not_tried(audit.untried),
         "facts": _facts(audit),
         "curves": curves(audit, alarms=True),
@@ -334,6 +236,7 @@ def _appendix(audit: AuditResult) -> dict[str, Any]:
                 line,
                 advantage.get((line.row, line.mode)),
                 {level: seeds_text(line, level) for level in line.queries_to},
+                delay_of(line),
             )
             for line in audit.price
         ],

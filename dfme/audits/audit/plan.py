@@ -2,13 +2,24 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from dfme.audits.audit.beside_parts import Drill
+from dfme.audits.audit.drills import read_drill
+from dfme.audits.audit.history import (
+    AttackForm,
+    Line,
+    ScoringImages,
+    read_before,
+    require_comparable,
+)
 from dfme.audits.audit.ladder import weights_of
 from dfme.audits.audit.options import LARGE_SIDE, PROFILES, AuditConfig
 from dfme.audits.audit.parts import CellResult, NotRun
-from dfme.audits.audit.result import Halves
+from dfme.audits.audit.price_lines import attack_of
+from dfme.audits.audit.result import AuditResult, Halves
 from dfme.audits.compare.plan import CompareConfig, ComparisonPlan
 from dfme.config.settings import EvaluationConfig, Job
 from dfme.data import whole_name
@@ -59,6 +70,39 @@ class AuditPlan:
             student_steps=steps,
         )
         return replace(self.planned(config), stem="quota")
+
+    @cached_property
+    def drill(self) -> Drill | None:
+        """The drill that is given. UserError for a folder without one."""
+        return None if self.config.drill is None else read_drill(self.config.drill)
+
+    @cached_property
+    def against(self) -> AuditResult | None:
+        """The audit before that is given. UserError for one that nothing can be compared with."""
+        if self.config.against is None:
+            return None
+        before = read_before(self.config.against, self.out)
+        on = self.job.config.evaluation
+        images = self.halves.scored if self.halves and not on.limit else None
+        scored = ScoringImages(on.dataset, images, None, self.halves)
+        require_comparable(self._forms, scored, before)
+        return before
+
+    @property
+    def _forms(self) -> dict[Line, AttackForm]:
+        """What the attacks on the undefended model are, before they run."""
+        jobs = {(cell.row, cell.mode): cell for cell in self.first.cells}
+        seeds = len(self.config.seeds)
+        return {
+            line: AttackForm(self.config.profile, cell.budget, seeds, attack_of(cell.job))
+            for line, cell in jobs.items()
+        }
+
+    def read_given(self) -> None:
+        """Read what is given of other places, before anything is asked. UserError for what is not
+        fit for use.
+        """
+        _ = self.drill, self.against
 
     @property
     def held_back(self) -> int:

@@ -1,6 +1,8 @@
 """A price line of audit.json from the runs of an attacker, one of each seed. No torch."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import PurePath
 from typing import Any
 
 from dfme.audits.audit.ladder import pictures_of, possessed, weights_of
@@ -8,6 +10,8 @@ from dfme.audits.audit.price_parts import PriceLine
 from dfme.audits.audit.prices import over_seeds
 from dfme.audits.compare.figures import Outcome
 from dfme.audits.compare.plan import Cell
+from dfme.config.messages import printable
+from dfme.config.settings import EvaluationConfig, Job, StudentConfig
 from dfme.report.run_files import LEVELS
 
 
@@ -52,6 +56,7 @@ def price_line(
         reason=ended.reason,
         cells=[run.cell.name for run in outcomes if run.state != "not applicable"],
         cost_to_90=None,
+        attack=attack_of(cell.job),
         alarms=[first_alarm(watch["detectors"]) for watch in watches if watch.get("detectors")],
     )
 
@@ -65,3 +70,22 @@ def first_alarm(detectors: Mapping[str, Mapping[str, Any]]) -> int | None:
 def has_images(cell: Cell) -> bool:
     """True if the cell's attacker asks a pool of somebody's images."""
     return pictures_of(cell.row, cell.job) is not None
+
+
+def attack_of(job: Job) -> dict[str, str]:
+    """Options of the attack that are not the defaults, by their keys, as text; files by their
+    names.
+    """
+    job_config = job.config
+    options = {"method.name": job.method}
+    if job.queries.domain != "unknown":
+        options["queries.domain"] = job.queries.domain
+    for field in fields(StudentConfig):
+        value = getattr(job_config.student, field.name)
+        if value != field.default:
+            options[f"student.{field.name}"] = str(value)
+    if job_config.student.weights is not None:
+        options["student.weights"] = PurePath(job_config.student.weights).name
+    if job_config.evaluation.points != EvaluationConfig.points:
+        options["evaluation.points"] = str(job_config.evaluation.points)
+    return {key: printable(text) for key, text in options.items()}

@@ -3,7 +3,7 @@ test of the strongest copy.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -24,7 +24,8 @@ class PriceLine:
     images. ``knows``: what the attacker knows that the model is for. ``has``: what it had, in
     words; ``weights``: those that anybody can download, by name. ``queries_to``: by the level of
     agreement, the queries of every seed; ``hours_to_90`` by the owner's rate limit. ``alarms``: the
-    first one of each seed that was watched.
+    first one of each seed that was watched. ``attack``: options of its students and queries that
+    are not the defaults, by their keys; empty where they are not known.
     """
 
     row: str
@@ -48,6 +49,7 @@ class PriceLine:
     cost_to_90: float | None
     hours_to_90: float | None = None
     alarms: Sequence[int | None] = ()
+    attack: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +111,10 @@ class Headline(CopyPrice, _Level):
     sentences: Annotated[Sequence[str], Field(min_length=1)]
 
 
-Rating = Literal["vulnerable", "warning", "low"]
+Rating = Literal["vulnerability detected", "warning", "low"]
+DETECTED: Rating = "vulnerability detected"
+WARNING: Rating = "warning"
+"""A catalogue's words for an agreement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError, with_config
 
 from dfme.audits.audit.account_parts import ManyAccounts
+from dfme.audits.audit.beside_parts import AuditHistory, Drill
 from dfme.audits.audit.parts import (
     FORM,
     AttackedDefence,
@@ -25,14 +26,27 @@ from dfme.audits.audit.parts import (
     Twin,
     WatchedAttacks,
 )
-from dfme.audits.audit.price_parts import FidelityTest, Headline, PriceLine, PublicBackbone
+from dfme.audits.audit.price_parts import (
+    DETECTED,
+    FidelityTest,
+    Headline,
+    PriceLine,
+    PublicBackbone,
+    Rating,
+)
+from dfme.audits.audit.sheet_parts import Control, QuotaSheet
 from dfme.config.messages import printable
 from dfme.errors import RunError
 from dfme.measured import Bill
 from dfme.report.run_files import read_object
 
-SCHEMA = "dfme.audit/1"
+AITG = "aitg"
+"""The limit that is a catalogue's test, AITG-APP-09 of OWASP's AI Testing Guide."""
+
+SCHEMA = "dfme.audit/2"
 """The name of the form."""
+FIRST = "dfme.audit/1"
+"""The form of release 0.18 and before, which is read as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +94,20 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedOn:
-    """The images that copies are scored on."""
+    """The images that copies are scored on; ``sha256``: their digest, with their labels."""
 
     name: str | None
     images: int | None
     labelled: bool
+    sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The audited teacher. ``place``: a file that describes it, for SARIF."""
+    """The audited teacher. ``place``: a file that describes it, for SARIF. ``files``: SHA-256 of
+    those that decide its answers, by the option or their own name; empty of a service, and None
+    where they are not known.
+    """
 
     kind: str
     name: str
@@ -103,6 +121,7 @@ class Target:
     accuracy: float | None
     evaluation: EvaluatedOn
     place: str
+    files: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +145,19 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class LimitVerdict:
-    """Whether a stated limit holds; None: not known."""
+    """Whether a stated limit holds; None: not known. ``rating``: a catalogue's word for it."""
 
     limit: str
     wanted: IntOrFloat
     value: IntOrFloat | None
     holds: Annotated[bool | None, Field(alias="pass")]
     text: str
+    rating: Rating | None = None
+
+    @property
+    def stated(self) -> str:
+        """The limit as its owner states it."""
+        return self.limit if self.limit == AITG else f"{self.limit}={self.wanted:g}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,52 +199,21 @@ class Technique:
 
 
 @dataclass(frozen=True, slots=True)
+class CommonRequirement:
+    """A number of OpenCRE, and the catalogue that names it so."""
+
+    id: str
+    name: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Taxonomy:
     """Names of the threat in catalogues."""
 
     atlas: Sequence[Technique]
     owasp: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedQuota:
-    """An attack under the quota."""
-
-    cell: str
-    agreement: float
-    holds: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuotaSheet:
-    """The largest quota of a key that keeps every attacker below an agreement.
-
-    ``open``: no attack that ran got there. ``lines``: the quota as servers say it.
-    """
-
-    keep_below: float
-    per: str
-    images: int
-    best: float
-    attacker: str
-    cell: str
-    open: bool
-    checked: CheckedQuota | None = None
-    lines: Mapping[str, str]
-    text: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Control:
-    """A control of a catalogue, and our figure, if any, with the directory of its cell."""
-
-    source: str
-    version: str
-    date: str
-    control: str
-    asks: str
-    figure: str | None
-    dir: str | None
+    opencre: Sequence[CommonRequirement] = ()
 
 
 @with_config(FORM)
@@ -230,7 +224,7 @@ class AuditResult:
     ``untried``: what attackers had of whom none has finished.
     """
 
-    schema: Literal["dfme.audit/1"]
+    schema: Literal["dfme.audit/2"]
     tool: Tool
     made: Made
     options: Options
@@ -242,6 +236,7 @@ class AuditResult:
     fidelity_test: FidelityTest | None = None
     public_backbone: PublicBackbone | None = None
     untried: Sequence[str] = ()
+    history: AuditHistory | None = None
     price: Sequence[PriceLine]
     games: Games
     defences: Sequence[AttackedDefence]
@@ -249,6 +244,7 @@ class AuditResult:
     pareto: Sequence[ParetoPoint]
     detection: WatchedAttacks | None
     accounts: ManyAccounts | None = None
+    drill: Drill | None = None
     cells: Sequence[CellResult]
     fidelity: Sequence[Fidelity]
     fidelity_seeds: Sequence[SeedsOfFigure]
@@ -296,8 +292,8 @@ def document(part: Any) -> Any:
     return _adapter(type(part)).dump_python(part, mode="json", by_alias=True)
 
 
-def parse(form: type[PartType], content: Any, file: str) -> PartType:
-    """A part of a file's JSON. RunError, in one line, for what does not fit."""
+def parse(form: type[PartType], content: Any, file: str, held: str = SCHEMA) -> PartType:
+    """A part of a file's JSON. RunError, in one line, for what does not fit what it holds."""
     try:
         # as text, where a text is no number and a list may be a pair
         value: PartType = _adapter(form).validate_json(json.dumps(content))
@@ -306,7 +302,7 @@ def parse(form: type[PartType], content: Any, file: str) -> PartType:
         place = ".".join(map(str, fault["loc"])) or "the whole"
         fault_text = printable(f"{place}: {fault['msg']}")
         raise RunError(
-            f"{file}: expected all that {SCHEMA} holds, got {fault_text:.200}; remove it, "
+            f"{file}: expected all that {held} holds, got {fault_text:.200}; remove it, "
             "and resume the audit"
         ) from None
     return value
@@ -319,14 +315,28 @@ def json_schema() -> dict[str, Any]:
 
 
 def audit_result(content: Mapping[str, Any]) -> AuditResult:
-    """An audit from the JSON of its file. RunError, in one line, for what is not a whole audit of
-    this form.
+    """An audit from the JSON of its file, of this form or the one before. RunError, in one line,
+    for what is not a whole audit of such a form.
     """
-    if (schema := content.get("schema")) != SCHEMA:
+    schema = content.get("schema")
+    if schema == FIRST:
+        return parse(AuditResult, _of_first(content), "audit.json", FIRST)
+    if schema != SCHEMA:
         raise RunError(
-            f"audit.json: expected the schema {SCHEMA}, got {schema!r:.60}; make it again"
+            f"audit.json: expected the schema {SCHEMA} or {FIRST}, got {schema!r:.60}; make it "
+            "again"
         )
     return parse(AuditResult, content, "audit.json")
+
+
+def _of_first(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A document of the first form in today's: what came later is not known of it, and the
+    catalogue's word for an agreement above 90 % was another.
+    """
+    test = content.get("fidelity_test")
+    if isinstance(test, Mapping) and test.get("rating") == "vulnerable":
+        content = {**content, "fidelity_test": {**test, "rating": DETECTED}}
+    return {**content, "schema": SCHEMA}
 
 
 def recorded(path: Path) -> AuditResult | None:

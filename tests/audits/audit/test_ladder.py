@@ -147,7 +147,7 @@ def test_nothing_is_not_reached_or_within_a_limit_without_that_sentence() -> Non
 @pytest.mark.parametrize(
     ("curve", "fidelity", "rating"),
     [
-        (((3000, 0.95),), 0.95, "vulnerable"),
+        (((3000, 0.95),), 0.95, "vulnerability detected"),
         (((3000, 0.9),), 0.9, "warning"),
         (((3000, 0.75),), 0.75, "low"),
         (((5000, 0.8), (5001, 0.99)), 0.8, "warning"),
@@ -161,7 +161,7 @@ def test_the_catalogues_test_is_of_the_strongest_copy_after_5000_queries(
     result = fidelity_test(findings, findings.cells())
     assert (result.fidelity, result.rating, result.attacker) == (fidelity, rating, "public")
     assert "(net.safetensors) and images drawn by programs" in result.text
-    assert (findings.not_tried in result.text) == (rating != "vulnerable")
+    assert (findings.not_tried in result.text) == (rating != "vulnerability detected")
     assert ("tells nothing" in result.text) == (rating is None)
 
 
@@ -169,7 +169,7 @@ def test_labels_that_copy_better_than_scores_count_in_the_catalogues_test_too() 
     findings = ladder(frugal=(LOW, LOW, REACHED))
     result = fidelity_test(findings, findings.cells())
     assert (result.mode, result.fidelity) == ("label", 0.94)
-    assert "by labels alone agrees on 94.0%: vulnerable" in result.text
+    assert "by labels alone agrees on 94.0%: vulnerability detected" in result.text
     nothing = ladder(frugal=(None,))
     assert fidelity_test(nothing, nothing.cells()) is None
 

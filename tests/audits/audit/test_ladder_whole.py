@@ -68,4 +68,4 @@ def test_the_last_layer_is_worked_out_from_any_images_and_said_to_be(
     assert "Your model is public.safetensors with a last layer of its own." in " ".join(out.split())
     assert pictures.hours_to_90 == pytest.approx(pictures.queries_to["0.9"][0] / 3_600, abs=1e-5)
     assert [line.alarms == [] for line in result.price] == [False] * 2
-    assert (result.fidelity_test.rating, result.untried) == ("vulnerable", [])
+    assert (result.fidelity_test.rating, result.untried) == ("vulnerability detected", [])

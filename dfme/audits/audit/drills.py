@@ -1,0 +1,79 @@
+"""The drill of an audit: what ``run.py drill`` left in its folder, read as a stranger's file, and
+in sentences. No torch.
+"""
+
+import os
+from pathlib import Path
+
+from dfme.audits.audit.beside_parts import Drill
+from dfme.audits.audit.result import parse
+from dfme.config.messages import printable
+from dfme.errors import RunError, UserError
+from dfme.report.run_files import read_object
+
+FILE = "drill.json"
+FORM = "dfme.drill/1"
+MAX_NAME = 200
+"""Letters of a name of the file that are shown."""
+
+
+def read_drill(folder: str) -> Drill:
+    """The finished drill of a folder. UserError, in one line, for anything else."""
+    named = f"--drill {printable(folder):.200}"
+    content = read_object(Path(os.path.expanduser(folder)) / FILE)
+    if not content:
+        raise UserError(f"{named}: expected a folder with {FILE}, as run.py drill makes one")
+    if (schema := content.get("schema")) != FORM:
+        raise UserError(f"{named}: expected the schema {FORM}, got {printable(repr(schema)):.60}")
+    try:
+        drill = parse(Drill, content, FILE, FORM)
+    except RunError as error:
+        fault = str(error).partition("; ")[0]
+        raise UserError(f"{named}: {fault}; make the drill again") from None
+    if not drill.finished:
+        raise UserError(f"{named}: expected a finished drill, got one that was stopped")
+    counts = [count for count in (drill.images, drill.refused_at) if count is not None]
+    if drill.rang != (drill.images is not None) or max(counts, default=0) > drill.images_in_all:
+        raise UserError(
+            f"{named}: expected the images until an alarm where one rang, and no more than there "
+            "were; make the drill again"
+        )
+    return drill
+
+
+def drill_text(drill: Drill) -> str:
+    """What the drill found, in a sentence."""
+    constant = "" if drill.constant is None else f" (one constant answer: {drill.constant:.1%})"
+    share = drill.agreement if drill.rang else drill.agreement_end
+    agreed = "" if share is None else f" the copy agreed on {share:.1%}{constant}"
+    if drill.images is None:
+        then = f", and then{agreed}" if agreed else ""
+        return f"In the drill no alarm rang in {drill.images_in_all:,} images{then}."
+    by_then = f", when{agreed}" if agreed else ""
+    return f"In the drill an alarm rang after {drill.images:,} images{by_then}."
+
+
+def response_text(drill: Drill) -> str:
+    """Whether the service refused the drill's attack, and whether that followed an alarm."""
+    refused = drill.refused_at
+    if refused is None:
+        alarm = "an alarm rang, and" if drill.rang else "no alarm rang, and"
+        return f"In the drill {alarm} nothing refused the attack in {drill.images_in_all:,} images."
+    when = "without an alarm"
+    if drill.images is not None:
+        after = refused - drill.images
+        when = f"{after:,} after its alarm" if after >= 0 else f"{-after:,} before its alarm"
+    return f"In the drill the service refused the attack after {refused:,} images, {when}."
+
+
+def of_whom(drill: Drill, name: str) -> str:
+    """Whose drill it was, beside the ``name`` of the audited model."""
+    teacher = printable(drill.teacher)[:MAX_NAME]
+    attack = printable(drill.attack)[:MAX_NAME]
+    whose = f"The drill was an attack by {attack} on {teacher} ({printable(drill.made)[:10]})."
+    if teacher == name:
+        return f"{whose} The audited model has the same name."
+    return (
+        f"{whose} The audited model is called {name}. Whether both are one model is not known "
+        "here; a drill of another one proves nothing of this one."
+    )
