@@ -62,7 +62,7 @@ def test_a_document_of_the_first_form_is_read_as_it_is_and_made_a_page_of(
     assert content["schema"] == "dfme.audit/1"
     result = document(audit_result(content))
     later = [key for key in result if key not in content]
-    assert {*later} <= {"history", "drill", "public_backbone", "untried"}
+    assert {*later} <= {"history", "drill", "accounts", "public_backbone", "untried"}
     test = content["fidelity_test"]["rating"]
     assert result["fidelity_test"]["rating"] == {"vulnerable": "vulnerability detected"}.get(
         test, test
