@@ -10,7 +10,7 @@ from typing import Any
 
 from dfme.audits.audit.ladder import delay, not_tried
 from dfme.audits.audit.options import APPENDIX
-from dfme.audits.audit.page_accounts import accounts_table
+from dfme.audits.audit.page_accounts import accounts_table, honest_table
 from dfme.audits.audit.page_parts import (
     FIXED,
     UNKNOWN,
@@ -339,6 +339,7 @@ def _appendix(audit: AuditResult) -> dict[str, Any]:
         ],
         "attacked": [*_attackers(audit)],
         "attacks": [WatchedRow(attack, answers.get(attack.cell, UNKNOWN)) for attack in attacks],
+        "honest_accounts": honest_table(audit),
         "benign": [
             StreamRow(stream, stream.per_10000 if stream.alarms else None) for stream in benign
         ],
