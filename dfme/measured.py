@@ -87,7 +87,8 @@ class HonestStream:
     """Alarms of one detector over the honest accounts of one stream.
 
     ``units``: images that all of its ``queries`` are drawn from, and so the independent ones.
-    ``per_10000``: alarms in as many queries, with its upper limit (95 %).
+    ``per_10000``: alarms in as many queries, with its upper limit (95 %). ``first_alarms``: the
+    query of each session's first one, None: it raised none.
     """
 
     stream: str
@@ -99,6 +100,7 @@ class HonestStream:
     alarms: int
     per_10000: float
     per_10000_upper: float
+    first_alarms: Sequence[int | None] = ()
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,13 @@ from dfme.audits.compare.figures import Outcome
 from dfme.audits.compare.plan import NO_DEFENCE, Cell, ComparisonPlan
 from dfme.data.recorded_queries import QueryForm
 from dfme.measured import ACCOUNTS, SplitAttack
+from dfme.report.run_files import read_object
 from dfme.run.directory import QUERIES
 from dfme.spec import ImageSpec, Shape
 
 WHAT = "the attacks from many accounts"
 DEALT = "in turn"
+ON_FILE = "accounts.json"
 MAX_RECORD = 1_000_000_000
 """Bytes of an attack's recorded queries, unless ``--record-queries`` is given."""
 CLASSES = 1_000  # of a teacher whose classes nobody states; more of them take more bytes
@@ -91,6 +93,23 @@ def recorded_runs(
         if run.state == "finished" and wanted and bare and os.path.lexists(folder):
             folders[cell.name] = folder
     return folders
+
+
+def key_of(out: Path, watch: Sequence[str], recorded: Iterable[str]) -> list[str]:
+    """What the scores on file are to be of: these detectors and attacks, or more."""
+    key = [*watch, *recorded]
+    stored = _stored(out)
+    return stored if {*key} <= {*stored} else key
+
+
+def is_scored(out: Path, plan: ComparisonPlan) -> bool:
+    """Whether the scores of all attacks that record their queries are on file."""
+    return {cell.name for cell in recorded_cells(plan)} <= {*_stored(out)}
+
+
+def _stored(out: Path) -> list[str]:
+    stored = read_object(out / ON_FILE).get("of")
+    return [str(name) for name in stored] if isinstance(stored, list) else []
 
 
 # What they come to
@@ -185,7 +204,7 @@ def _limits(part: ManyAccounts, audit: AuditResult) -> str:
     """A sentence on what limits of a key, and of all keys together, see."""
     last = part.shares[-1]
     what = "its copy takes" if part.copied else "it asked"
-    seen = f"Of the {part.queries:,} queries that {what}, a limit of each key sees {last.most:,}"
+    seen = f"Of the {part.queries:,} queries that {what}, a limit on each key counts {last.most:,}"
     text = [f"{seen} where {_accounts(last.accounts)} share them"]
     passing = next((share for share in part.shares if share.within_quota), None)
     if passing and audit.quota:
@@ -194,5 +213,5 @@ def _limits(part: ManyAccounts, audit: AuditResult) -> str:
     if last.hours is not None:
         alone, shared = (time_at_limit(share) for share in (part.shares[0], last))
         text.append(f"at your limit they take {alone} from one account, {shared} from these")
-    text.append(f"a limit on all keys together sees {part.queries:,}, however many share them")
+    text.append(f"a limit on all keys together counts {part.queries:,}, however many share them")
     return "; ".join(text) + "."

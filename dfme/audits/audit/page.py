@@ -11,7 +11,7 @@ from dfme.audits.audit.drills import drill_text, of_whom
 from dfme.audits.audit.evidence_rows import evidence, unmeasured
 from dfme.audits.audit.ladder import not_tried
 from dfme.audits.audit.options import APPENDIX
-from dfme.audits.audit.page_accounts import accounts_table
+from dfme.audits.audit.page_accounts import accounts_table, honest_table
 from dfme.audits.audit.page_parts import (
     UNKNOWN,
     PageTable,
@@ -242,6 +242,7 @@ def _appendix(audit: AuditResult) -> dict[str, Any]:
         ],
         "attacked": [*_attackers(audit)],
         "attacks": [WatchedRow(attack, answers.get(attack.cell, UNKNOWN)) for attack in attacks],
+        "honest_accounts": honest_table(audit),
         "benign": [
             StreamRow(stream, stream.per_10000 if stream.alarms else None) for stream in benign
         ],

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dfme.audits.audit import headline
-from dfme.audits.audit.accounts import WHAT, recorded_runs
+from dfme.audits.audit.accounts import ON_FILE, WHAT, is_scored, key_of, recorded_runs
 from dfme.audits.audit.document import Measured, audit_of, cached, record_seconds
 from dfme.audits.audit.ending import exit_code, last_words
 from dfme.audits.audit.fidelity import ExaminedCell
@@ -207,12 +207,18 @@ class Audit:
             bills = self._owner.bills(stacks, self._line.note, self._meter)
             return [bill.to_json() for bill in bills]
 
-        # A meter's journal gives answers again in the order in which they came: detection's come
-        # after these.
-        anew = self._meter is not None and not (self._plan.out / "detection.json").exists()
         self._measured.utility = cached(
-            self._plan.out / "utility.json", list[Bill], texts, measure, anew
+            self._plan.out / "utility.json", list[Bill], texts, measure, self._asks_anew
         )
+
+    @property
+    def _asks_anew(self) -> bool:
+        """A meter's journal gives answers again in the order in which they came: those of the bill,
+        of detection, and of what the attacks from many accounts are scored by.
+        """
+        out = self._plan.out
+        done = (out / "detection.json").exists() and is_scored(out, self._plan.first)
+        return self._meter is not None and not done
 
     def _attack(self) -> bool:
         return self._run(self._sessions[0])
@@ -263,19 +269,19 @@ class Audit:
         def measure() -> Detection:
             return self._owner.detection(plan.watch, self._line.note, self._meter, plan.accounts)
 
-        result = partial(cached, plan.out / "detection.json", WatchedAttacks, plan.watch, measure)
-        self._measured.detection = self._tried("detection", result)
+        stored = partial(cached, plan.out / "detection.json", WatchedAttacks, plan.watch)
+        detect = partial(stored, measure, self._asks_anew)
+        self._measured.detection = self._tried("detection", detect)
         self._split()
 
     def _split(self) -> None:
         """Score the attacks on the model's own answers as if many accounts had sent them."""
         plan = self._plan
-        recorded = recorded_runs(plan.first, self._sessions[0].runs, plan.config)
-        if not recorded:
+        if not (recorded := recorded_runs(plan.first, self._sessions[0].runs, plan.config)):
             return
         ask = partial(self._owner.split, plan.watch, recorded, self._line.note, self._meter)
-        key = [*plan.watch, *recorded]
-        result = partial(cached, plan.out / "accounts.json", list[SplitAttack], key, ask)
+        key = key_of(plan.out, plan.watch, recorded)
+        result = partial(cached, plan.out / ON_FILE, list[SplitAttack], key, ask)
         self._measured.split = self._tried(WHAT, result) or ()
 
     def _examine(self) -> None:

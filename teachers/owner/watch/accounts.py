@@ -6,6 +6,7 @@ what a detector looks for, pairs of images beside each other above all. A detect
 (``of_all_traffic``) sees the whole stream, whoever sent it.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -30,12 +31,15 @@ def split(
     RunError, in one line, for a record that does not fit.
     """
     seldom = Seldom(tell)
+    began = time.monotonic()
     rows = list[SplitAttack]()
     for name, folder in recorded.items():
         stream = _RecordedStream(folder, spec, watch)
         for accounts in ACCOUNTS:
-            seldom(f"scored {name} from fewer than {accounts:,} accounts")
             rows += _rows(name, accounts, stream, watch, seldom)
+    attacks = f"{len(recorded)} attack{'' if len(recorded) == 1 else 's'}"
+    seconds = time.monotonic() - began
+    tell(f"scored {attacks} from 1 to {ACCOUNTS[-1]:,} accounts in {seconds:.1f} s")
     return rows
 
 

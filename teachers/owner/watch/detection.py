@@ -77,9 +77,7 @@ def detect(
         for name in watch.names:
             readings = [account[name] for account in accounts]
             largest[name][stream] = [reading["largest"] for reading in readings]
-            rows.append(
-                _honest(stream, name, len(drawn), [reading["alarms"] for reading in readings])
-            )
+            rows.append(_honest(stream, name, len(drawn), readings))
         tell(f"watched {len(accounts)} honest accounts: {stream}")
     honest = Detection(
         detectors=detectors,
@@ -118,8 +116,9 @@ def _accounts(
     return accounts
 
 
-def _honest(stream: str, detector: str, units: int, alarms: Sequence[int]) -> HonestStream:
-    """The row of a detector; ``alarms`` of each session."""
+def _honest(stream: str, detector: str, units: int, readings: Sequence[Any]) -> HonestStream:
+    """The row of a detector, by what it says of each session."""
+    alarms = [reading["alarms"] for reading in readings]
     count = sum(alarms)
     queries = len(alarms) * SESSION
     return HonestStream(
@@ -132,6 +131,7 @@ def _honest(stream: str, detector: str, units: int, alarms: Sequence[int]) -> Ho
         alarms=count,
         per_10000=10_000 * count / queries,
         per_10000_upper=10_000 * share_at_most(count, queries, units),
+        first_alarms=[reading["first_alarm"] for reading in readings],
     )
 
 
