@@ -347,6 +347,10 @@ def test_junit_has_a_case_a_line_that_fails_where_it_is_cheaper(compared: dict[s
     }
 
 
+def interval(difference: Any) -> str:
+    return f"{100 * difference.low:+.1f}% to {100 * difference.high:+.1f}%"
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_page_card_and_terminal_have_the_counts_and_the_lines_that_changed(
     compared: dict[str, Any], tmp_path: Path
@@ -359,9 +363,20 @@ def test_page_card_and_terminal_have_the_counts_and_the_lines_that_changed(
     )
     page = page_of(compared, tmp_path)
     after = page.text.partition("Since the audit before")[2].partition("What to do")[0]
-    for text in (after, model_card(result), "\n".join(last_words(result))):
+    assert count in after
+    for text in (model_card(result), "\n".join(last_words(result))):
         assert count in text
         assert [told.text in text for told in result.history.lines] == [True, True, False]
+    assert page.table("What became cheaper or dearer") == [
+        ["frugal", mode, told.change, now, before, interval(told.difference), *["not reached"] * 2]
+        for told, mode, now, before in zip(
+            result.history.changed,
+            ("probabilities", "probabilities:2"),
+            ("90.0%", "50.0%"),
+            ("50.0%", "90.0%"),
+            strict=True,
+        )
+    ]
     rows = page.behind.table("Each attacker and form of answers, before and now")
     assert [(row[1], row[2]) for row in rows] == [
         ("probabilities", "cheaper"),
