@@ -238,7 +238,7 @@ def _change(now: _Side, before: _Side) -> PriceChange:
     if now.images and before.images:
         shares = now.spread.mean, now.images, before.spread.mean, before.images
         difference = Interval(*difference_interval(*shares))
-    more = _more_agreement(now, before, difference)
+    more = agreement_change(now.spread, before.spread, difference)
     fewer = _fewer_queries(to_copy(now.line), to_copy(before.line))
     told = {more, fewer} - {0}
     change: Change = "cannot be told"
@@ -258,9 +258,11 @@ def _change(now: _Side, before: _Side) -> PriceChange:
     )
 
 
-def _more_agreement(now: _Side, before: _Side, difference: Interval) -> int:
-    """1 where agreement rose by more than images and seeds explain, -1 where it fell, else 0."""
-    if now.spread.count > 1 and not means_differ(now.spread, before.spread):
+def agreement_change(now: Spread, before: Spread, difference: Interval) -> int:
+    """1 where agreement rose by more than images and seeds explain, -1 where it fell, else 0; of
+    one seed by more than images do. ``difference``: its interval over images.
+    """
+    if now.count > 1 and not means_differ(now, before):
         return 0
     if difference.low > 0:
         return 1
@@ -324,7 +326,8 @@ def _text(history: AuditHistory, version: str, known: bool) -> list[str]:
         texts.append("That the evaluation images are the same is known by name and number alone.")
     if any(line.seeds == 1 for line in history.lines):
         texts.append(
-            "There is one seed: only the chance of the images is counted, not that of seeds."
+            "There is one seed: only the chance of the images is counted, not that of seeds, so "
+            "that a change may be chance; --seeds 0,1,2 tells more."
         )
     if history.lines and not known:
         texts.append("Not both audits say their students' options; their profiles are the same.")

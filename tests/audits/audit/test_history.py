@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 from audit_pages import audit, judged, page_of
+from audit_runs import JOB
 from damage import refused
 from junitparser import JUnitXml
 from test_exports import SARIF
@@ -25,8 +26,12 @@ from dfme.audits.audit.history import (
     require_comparable,
 )
 from dfme.audits.audit.junit import junit
+from dfme.audits.audit.price_lines import attack_of
 from dfme.audits.audit.result import Halves, audit_result, document
 from dfme.audits.audit.sarif import sarif
+from dfme.config.sections import QueriesConfig
+from dfme.config.settings import StudentConfig
+from dfme.methods.configs import KnockoffConfig
 
 LEVELS = ("0.5", "0.8", "0.9", "0.95")
 ATTACK = {"method.name": "frugal", "student.steps": "400"}
@@ -287,6 +292,26 @@ def test_the_audit_before_is_a_file_of_a_stranger(tmp_path: Path) -> None:
     unfinished["made"]["finished"] = False
     file.write_text(json.dumps(unfinished))
     refused("expected a finished audit", read_before, str(file), out)
+
+
+def test_an_attack_is_known_by_the_options_that_are_not_the_defaults() -> None:
+    """Not by where its files lie, and not by what a later release adds with a default."""
+    assert attack_of(JOB) == {"method.name": "procedural"}
+    for folder in ("models", "elsewhere"):
+        student = StudentConfig(lr=0.2, weights=f"{folder}/net.safetensors")
+        job = replace(
+            JOB,
+            config=replace(JOB.config, student=student),
+            queries=QueriesConfig(domain="text"),
+            method_config=KnockoffConfig(pool=f"{folder}/pictures"),
+        )
+        assert attack_of(job) == {
+            "method.name": "procedural",
+            "method.pool": "pictures",
+            "queries.domain": "text",
+            "student.lr": "0.2",
+            "student.weights": "net.safetensors",
+        }
 
 
 @pytest.fixture
