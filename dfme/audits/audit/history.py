@@ -201,7 +201,16 @@ def history(audit: AuditResult, before: AuditResult) -> AuditHistory:
         text=[],
     )
     known = all(form.options for form in (*now.values(), *then.values()))
-    return replace(result, text=_text(result, audit.tool.dfme, known))
+    text = [*_text(result, audit.tool.dfme, known), *_switched(audit, before)]
+    return replace(result, text=text)
+
+
+def _switched(audit: AuditResult, before: AuditResult) -> Iterator[str]:
+    """A sentence where the model's owner changed the form of its answers since."""
+    now = audit.target.label_mode
+    then = before.target.label_mode
+    if now != then:
+        yield f"Your model answers {printable(now)} now, and answered {printable(then)} then."
 
 
 def _same(now: object, before: object) -> Sameness:

@@ -229,6 +229,14 @@ def test_releases_models_and_limits_are_said() -> None:
     assert result.text[-1] == "Your limit agreement=0.4 held then, and fails now."
 
 
+def test_another_form_of_own_answers_is_said() -> None:
+    now, before = audited(line([0.5])), audited(line([0.5]))
+    sentence = "Your model answers probabilities:2 now, and answered probabilities then."
+    assert sentence not in beside(now, before).text
+    now["target"]["label_mode"] = "probabilities:2"
+    assert beside(now, before).text[-1] == sentence
+
+
 FORM = AttackForm("standard", 3_000, 1, ATTACK)
 PLACE = "frugal", "probabilities"
 SCORED = ScoringImages("digits", 359, None, None)
