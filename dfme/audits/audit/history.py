@@ -101,10 +101,10 @@ def read_before(text: str, out: Path) -> AuditResult:
     path = Path(os.path.expanduser(text))
     path = path / FILE if path.is_dir() else path
     named = f"--against {printable(text):.200}"
-    if path.resolve() == (out / FILE).resolve():
-        raise UserError(f"{named}: expected the audit before, got the one that is to be made")
     if not path.is_file():
         raise UserError(f"{named}: expected the {FILE} of an audit before, or its folder")
+    if os.path.realpath(path) == os.path.realpath(out / FILE):
+        raise UserError(f"{named}: expected the audit before, got the one that is to be made")
     try:
         before = audit_result(read_object(path))
     except RunError as error:
