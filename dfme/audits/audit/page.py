@@ -73,7 +73,6 @@ FACTS = {
     "A key may ask": "{options.rate} images",
     "Public weights": "{options.weights}",
     "Public pictures": "{options.public_pool}",
-    "The drill, in its own words": "{drill.text}",
     "Sent by attacks": "{ledger.images:,} images in {ledger.cells:,} attacks",
     "Sent besides": "{ledger.evaluation:,} images to score, {ledger.transfer:,} for transfer",
     "Sent as honest users": "{ledger.benign:,} images",
