@@ -143,7 +143,7 @@ def within_t(value: float, degrees: float) -> float:
     end = math.atan(value / math.sqrt(degrees))
     step = end / STEPS
     power = degrees - 1
-    heights = [math.cos(step * at) ** power for at in range(STEPS + 1)]
+    heights: list[float] = [math.cos(step * at) ** power for at in range(STEPS + 1)]
     area = heights[0] + heights[-1]
     area += 4 * sum(heights[1:-1:2])
     area += 2 * sum(heights[2:-1:2])

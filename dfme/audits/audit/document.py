@@ -35,7 +35,6 @@ from dfme.audits.audit.parts import (
 from dfme.audits.audit.plan import AuditPlan
 from dfme.audits.audit.result import (
     AITG,
-    SCHEMA,
     AuditResult,
     EvaluatedOn,
     Made,
@@ -92,7 +91,7 @@ def audit_of(
     detection = _detection(findings, measured, cells)
     first = headline.headline(findings, seeds)
     audit = AuditResult(
-        schema=SCHEMA,
+        schema="dfme.audit/2",
         tool=tool(),
         made=made,
         options=_options(plan, acceptable),

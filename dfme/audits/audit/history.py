@@ -101,10 +101,10 @@ def read_before(text: str, out: Path) -> AuditResult:
     path = Path(os.path.expanduser(text))
     path = path / FILE if path.is_dir() else path
     named = f"--against {printable(text):.200}"
-    if path.resolve() == (out / FILE).resolve():
-        raise UserError(f"{named}: expected the audit before, got the one that is to be made")
     if not path.is_file():
         raise UserError(f"{named}: expected the {FILE} of an audit before, or its folder")
+    if os.path.realpath(path) == os.path.realpath(out / FILE):
+        raise UserError(f"{named}: expected the audit before, got the one that is to be made")
     try:
         before = audit_result(read_object(path))
     except RunError as error:
@@ -201,7 +201,16 @@ def history(audit: AuditResult, before: AuditResult) -> AuditHistory:
         text=[],
     )
     known = all(form.options for form in (*now.values(), *then.values()))
-    return replace(result, text=_text(result, audit.tool.dfme, known))
+    text = [*_text(result, audit.tool.dfme, known), *_switched(audit, before)]
+    return replace(result, text=text)
+
+
+def _switched(audit: AuditResult, before: AuditResult) -> Iterator[str]:
+    """A sentence where the model's owner changed the form of its answers since."""
+    now = audit.target.label_mode
+    then = before.target.label_mode
+    if now != then:
+        yield f"Your model answers {printable(now)} now, and answered {printable(then)} then."
 
 
 def _same(now: object, before: object) -> Sameness:
@@ -238,7 +247,7 @@ def _change(now: _Side, before: _Side) -> PriceChange:
     if now.images and before.images:
         shares = now.spread.mean, now.images, before.spread.mean, before.images
         difference = Interval(*difference_interval(*shares))
-    more = _more_agreement(now, before, difference)
+    more = agreement_change(now.spread, before.spread, difference)
     fewer = _fewer_queries(to_copy(now.line), to_copy(before.line))
     told = {more, fewer} - {0}
     change: Change = "cannot be told"
@@ -258,9 +267,11 @@ def _change(now: _Side, before: _Side) -> PriceChange:
     )
 
 
-def _more_agreement(now: _Side, before: _Side, difference: Interval) -> int:
-    """1 where agreement rose by more than images and seeds explain, -1 where it fell, else 0."""
-    if now.spread.count > 1 and not means_differ(now.spread, before.spread):
+def agreement_change(now: Spread, before: Spread, difference: Interval) -> int:
+    """1 where agreement rose by more than images and seeds explain, -1 where it fell, else 0; of
+    one seed by more than images do. ``difference``: its interval over images.
+    """
+    if now.count > 1 and not means_differ(now, before):
         return 0
     if difference.low > 0:
         return 1
@@ -324,7 +335,8 @@ def _text(history: AuditHistory, version: str, known: bool) -> list[str]:
         texts.append("That the evaluation images are the same is known by name and number alone.")
     if any(line.seeds == 1 for line in history.lines):
         texts.append(
-            "There is one seed: only the chance of the images is counted, not that of seeds."
+            "There is one seed: only the chance of the images is counted, not that of seeds, so "
+            "that a change may be chance; --seeds 0,1,2 tells more."
         )
     if history.lines and not known:
         texts.append("Not both audits say their students' options; their profiles are the same.")

@@ -12,6 +12,7 @@ from dfme.audits.compare.figures import Outcome
 from dfme.audits.compare.plan import Cell
 from dfme.config.messages import printable
 from dfme.config.settings import EvaluationConfig, Job, StudentConfig
+from dfme.queries.programs import PROCEDURAL
 from dfme.report.run_files import LEVELS
 
 
@@ -73,19 +74,23 @@ def has_images(cell: Cell) -> bool:
 
 
 def attack_of(job: Job) -> dict[str, str]:
-    """Options of the attack that are not the defaults, by their keys, as text; files by their
-    names.
+    """Options of the attack that are not the defaults, by their keys, as text; files and folders by
+    their names.
     """
-    job_config = job.config
+    student = job.config.student
     options = {"method.name": job.method}
+    pool = str(getattr(job.method_config, "pool", PROCEDURAL))
+    if pool != PROCEDURAL:
+        options["method.pool"] = PurePath(pool).name
     if job.queries.domain != "unknown":
         options["queries.domain"] = job.queries.domain
     for field in fields(StudentConfig):
-        value = getattr(job_config.student, field.name)
+        value = getattr(student, field.name)
         if value != field.default:
             options[f"student.{field.name}"] = str(value)
-    if job_config.student.weights is not None:
-        options["student.weights"] = PurePath(job_config.student.weights).name
-    if job_config.evaluation.points != EvaluationConfig.points:
-        options["evaluation.points"] = str(job_config.evaluation.points)
+    if student.weights is not None:
+        options["student.weights"] = PurePath(student.weights).name
+    points = job.config.evaluation.points
+    if points != EvaluationConfig.points:
+        options["evaluation.points"] = str(points)
     return {key: printable(text) for key, text in options.items()}

@@ -157,7 +157,7 @@ class LimitVerdict:
     @property
     def stated(self) -> str:
         """The limit as its owner states it."""
-        return self.limit if self.limit == AITG else f"{self.limit}={self.wanted:g}"
+        return self.limit if self.limit == AITG else f"{self.limit}={self.wanted}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ DRILL: dict[str, Any] = {
     "from": None,
     "finished": True,
     "made": "2026-11-27T07:13:12Z",
-    "text": "It rang.",
+    "text": "rang after 161 images, when the copy agreed on 42.0%; the alarm is of labels.",
 }
 SILENT = {"rang": False, "images": None, "agreement": None, "alarm": None}
 
@@ -42,27 +42,26 @@ def made(folder: Path, **changed: Any) -> str:
     return str(folder)
 
 
-def test_a_drill_is_said_with_what_a_constant_answer_has(tmp_path: Path) -> None:
+def test_a_drill_is_said_in_its_own_words_and_whether_the_service_then_refused(
+    tmp_path: Path,
+) -> None:
     drill = read_drill(made(tmp_path))
-    assert drill_text(drill) == (
-        "In the drill an alarm rang after 161 images, when the copy agreed on 42.0% (one constant "
-        "answer: 10.0%)."
-    )
+    assert drill_text(drill) == f"The drill says: {DRILL['text']}"
+    long = read_drill(made(tmp_path, text="never rang\n\x1b[2J" + "a" * 1_900))
+    assert len(drill_text(long)) < 900
+    assert "\x1b" not in drill_text(long)
     assert response_text(drill) == (
         "In the drill the service refused the attack after 170 images, 9 after its alarm."
     )
+    for refused_at, words in {161: "as its alarm rang.", 100: "61 before its alarm."}.items():
+        other = read_drill(made(tmp_path, refused_at=refused_at))
+        assert response_text(other).endswith(f"after {refused_at} images, {words}")
     silent = read_drill(made(tmp_path, **SILENT, refused_at=None))
-    assert drill_text(silent) == (
-        "In the drill no alarm rang in 300 images, and then the copy agreed on 58.0% (one constant "
-        "answer: 10.0%)."
-    )
     assert "no alarm rang, and nothing refused the attack in 300 images" in response_text(silent)
+    refused_only = read_drill(made(tmp_path, **SILENT))
+    assert response_text(refused_only).endswith("after 170 images, without an alarm.")
     unheard = read_drill(made(tmp_path, refused_at=None))
     assert "an alarm rang, and nothing refused" in response_text(unheard)
-    early = read_drill(made(tmp_path, refused_at=100))
-    assert response_text(early).endswith("after 100 images, 61 before its alarm.")
-    unscored = read_drill(made(tmp_path, agreement=None))
-    assert drill_text(unscored) == "In the drill an alarm rang after 161 images."
 
 
 def test_a_drill_of_another_name_is_said_to_be_one(tmp_path: Path) -> None:
@@ -80,8 +79,6 @@ def test_a_drill_of_another_name_is_said_to_be_one(tmp_path: Path) -> None:
         ({"finished": False}, "expected a finished drill"),
         ({"images": None}, "expected the images until an alarm where one rang"),
         ({"rang": False}, "expected the images until an alarm where one rang"),
-        ({"images": 301}, "no more than there were"),
-        ({"refused_at": 301}, "no more than there were"),
         ({"images": -1}, "got images: Input should be greater than or equal to 0"),
         ({"agreement": 1.5}, "got agreement: Input should be less than or equal to 1"),
         ({"agreement": "0.4"}, "got agreement: Input should be a valid number"),

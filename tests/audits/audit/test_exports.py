@@ -237,7 +237,9 @@ def test_the_page_has_the_controls_and_the_quota(tmp_path: Path) -> None:
     page = page_of(content, tmp_path)
     shown = [row[2] for row in page.behind.table("Every control")]
     assert shown == [row["figure"] or "not measured" for row in content["controls"]]
-    figures = dict.fromkeys(row["figure"] for row in content["controls"] if row["figure"])
+    figures = dict.fromkeys(
+        f"{row['figure']} {row['dir']}" for row in content["controls"] if row["figure"]
+    )
     assert [row[1] for row in page.table("Controls")] == [*figures]
     missing = [row["control"] for row in content["controls"] if not row["figure"]]
     sentence = page.text.partition("Not measured: ")[2].partition("See what each control")[0]

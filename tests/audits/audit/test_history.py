@@ -3,65 +3,30 @@ who is told.
 """
 
 import json
+import os
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
-from audit_pages import audit, judged, page_of
+from audit_histories import ATTACK, audited, beside, line
+from audit_pages import judged
+from audit_runs import JOB
 from damage import refused
-from junitparser import JUnitXml
-from test_exports import SARIF
 
-from dfme.audits.audit.ending import exit_code, last_words
-from dfme.audits.audit.headline import model_card
+from dfme.audits.audit.ending import exit_code
 from dfme.audits.audit.history import (
     AttackForm,
     ScoringImages,
-    history,
     read_before,
     require_comparable,
 )
-from dfme.audits.audit.junit import junit
+from dfme.audits.audit.price_lines import attack_of
 from dfme.audits.audit.result import Halves, audit_result, document
-from dfme.audits.audit.sarif import sarif
-
-LEVELS = ("0.5", "0.8", "0.9", "0.95")
-ATTACK = {"method.name": "frugal", "student.steps": "400"}
-
-
-def line(
-    shares: list[float | None],
-    queries: list[int | None] | None = None,
-    row: str = "frugal",
-    mode: str = "probabilities",
-    **changed: Any,
-) -> dict[str, Any]:
-    """A price line of the sample with these agreements and queries to 90 % of its seeds."""
-    known = [share for share in shares if share is not None]
-    mean = sum(known) / len(known)
-    deviation = None
-    if len(known) > 1:
-        deviation = (sum((share - mean) ** 2 for share in known) / (len(known) - 1)) ** 0.5
-    counts = queries or [None] * len(shares)
-    like = audit()["price"][0]
-    own = {"row": row, "mode": mode, "agreement": shares, "mean": mean, "sd": deviation}
-    reached = dict.fromkeys(LEVELS, [None] * len(shares)) | {"0.9": counts}
-    return like | own | {"queries_to": reached, "attack": ATTACK} | changed
-
-
-def audited(*lines: dict[str, Any], images: int = 359, **changed: Any) -> dict[str, Any]:
-    content = audit() | {"price": [*lines], "verdicts": [], "controls": []} | changed
-    content["target"]["evaluation"]["images"] = images
-    content["target"]["files"] = {"checkpoint": "a" * 64}
-    content["target"]["evaluation"]["sha256"] = "b" * 64
-    return content
-
-
-def beside(now: dict[str, Any], before: dict[str, Any]) -> Any:
-    return history(audit_result(now), audit_result(before))
+from dfme.config.sections import QueriesConfig
+from dfme.config.settings import StudentConfig
+from dfme.methods.configs import KnockoffConfig
 
 
 @pytest.mark.parametrize(
@@ -224,6 +189,14 @@ def test_releases_models_and_limits_are_said() -> None:
     assert result.text[-1] == "Your limit agreement=0.4 held then, and fails now."
 
 
+def test_another_form_of_own_answers_is_said() -> None:
+    now, before = audited(line([0.5])), audited(line([0.5]))
+    sentence = "Your model answers probabilities:2 now, and answered probabilities then."
+    assert sentence not in beside(now, before).text
+    now["target"]["label_mode"] = "probabilities:2"
+    assert beside(now, before).text[-1] == sentence
+
+
 FORM = AttackForm("standard", 3_000, 1, ATTACK)
 PLACE = "frugal", "probabilities"
 SCORED = ScoringImages("digits", 359, None, None)
@@ -276,6 +249,12 @@ def test_the_audit_before_is_a_file_of_a_stranger(tmp_path: Path) -> None:
     assert read_before(str(file), out) == read_before(str(tmp_path), out)
     refused("expected the audit before, got the one", read_before, str(file), tmp_path)
     refused("expected the audit.json of an audit before", read_before, str(tmp_path / "no"), out)
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    os.mkfifo(tmp_path / "pipe")
+    for strange in (tmp_path / "loop", tmp_path / "pipe", "\0"):
+        refused("expected the audit.json of an audit before", read_before, str(strange), out)
+    (tmp_path / "link").symlink_to(file)
+    refused("got the one that is to be made", read_before, str(tmp_path / "link"), tmp_path)
     for text, words in {
         "[" * 100_000: "expected the schema dfme.audit/2 or dfme.audit/1, got None; make that",
         '{"schema": "dfme.audit/2"}': "expected all that dfme.audit/2 holds, got tool: Field",
@@ -289,85 +268,21 @@ def test_the_audit_before_is_a_file_of_a_stranger(tmp_path: Path) -> None:
     refused("expected a finished audit", read_before, str(file), out)
 
 
-@pytest.fixture
-def compared() -> dict[str, Any]:
-    """An audit with a line that became cheaper, one that became dearer, one that cannot be told, and
-    one that is not compared.
-    """
-    now = audited(
-        line([0.9]),
-        line([0.5], mode="probabilities:2"),
-        line([0.5], mode="label"),
-        line([0.5], row="new"),
-    )
-    before = audited(line([0.5]), line([0.9], mode="probabilities:2"), line([0.51], mode="label"))
-    now["games"]["advantage"] = []
-    return now | {"history": document(beside(now, before)), "advice": []}
-
-
-def test_sarif_says_what_is_new_unchanged_and_updated(compared: dict[str, Any]) -> None:
-    result = sarif(audit_result(compared))
-    jsonschema.validate(result, SARIF, format_checker=jsonschema.FormatChecker())
-    (run,) = result["runs"]
-    states = [
-        (entry["ruleId"], entry.get("baselineState"), entry["level"]) for entry in run["results"]
-    ]
-    assert states == [
-        ("copy-90", "updated", "note"),
-        ("labels-only", "unchanged", "note"),
-        ("no-alarm", None, "note"),
-        ("output-detail", "updated", "note"),
-        ("price-change", "new", "error"),
-        ("price-change", "updated", "note"),
-    ]
-    before = audited(line([0.5])) | {"made": compared["made"]}
-    before["made"] = before["made"] | {"started": compared["history"]["started"]}
-    (old,) = sarif(audit_result(before))["runs"]
-    assert run["baselineGuid"] == old["automationDetails"]["guid"]
-    marks = [entry["partialFingerprints"]["dfmeAudit/v1"] for entry in run["results"]]
-    assert len({*marks}) == len(marks)
-    assert marks[:4] == [
-        entry["partialFingerprints"]["dfmeAudit/v1"] for entry in old["results"]
-    ], "they are stable from release to release"
-    assert "baselineState" not in json.dumps(old)
-
-
-def test_junit_has_a_case_a_line_that_fails_where_it_is_cheaper(compared: dict[str, Any]) -> None:
-    (suite,) = JUnitXml.fromstring(junit(audit_result(compared)).encode())
-    cases = {
-        case.name: [type(part).__name__ for part in case.result]
-        for case in suite
-        if case.classname == "dfme.audit.against"
-    }
-    assert cases == {
-        "frugal, probabilities": ["Failure"],
-        "frugal, probabilities:2": [],
-        "frugal, label": [],
-        "new, probabilities": ["Skipped"],
-    }
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_page_card_and_terminal_have_the_counts_and_the_lines_that_changed(
-    compared: dict[str, Any], tmp_path: Path
-) -> None:
-    result = audit_result(compared)
-    assert result.history is not None
-    count = (
-        "of 3 prices, one for each attacker and form of answers, 1 became cheaper and 1 dearer, "
-        "and for 1 no change can be told; 1 more could not be compared."
-    )
-    page = page_of(compared, tmp_path)
-    after = page.text.partition("Since the audit before")[2].partition("What to do")[0]
-    for text in (after, model_card(result), "\n".join(last_words(result))):
-        assert count in text
-        assert [told.text in text for told in result.history.lines] == [True, True, False]
-    rows = page.behind.table("Each attacker and form of answers, before and now")
-    assert [(row[1], row[2]) for row in rows] == [
-        ("probabilities", "cheaper"),
-        ("probabilities:2", "dearer"),
-        ("label", "cannot be told"),
-    ]
-    assert page.behind.table("Not compared") == [
-        ["new, probabilities", "it has no finished attack in the audit before"]
-    ]
+def test_an_attack_is_known_by_the_options_that_are_not_the_defaults() -> None:
+    """Not by where its files lie, and not by what a later release adds with a default."""
+    assert attack_of(JOB) == {"method.name": "procedural"}
+    for folder in ("models", "elsewhere"):
+        student = StudentConfig(lr=0.2, weights=f"{folder}/net.safetensors")
+        job = replace(
+            JOB,
+            config=replace(JOB.config, student=student),
+            queries=QueriesConfig(domain="text"),
+            method_config=KnockoffConfig(pool=f"{folder}/pictures"),
+        )
+        assert attack_of(job) == {
+            "method.name": "procedural",
+            "method.pool": "pictures",
+            "queries.domain": "text",
+            "student.lr": "0.2",
+            "student.weights": "net.safetensors",
+        }
