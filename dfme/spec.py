@@ -111,11 +111,17 @@ class ImageSpec:
         assert self.levels is not None
         return (self.bounds[1] - self.bounds[0]) / (self.levels - 1)
 
+    @property
+    def has_codes(self) -> bool:
+        """True if a byte holds the number of a level."""
+        return self.levels is not None and self.levels <= 256
+
     def encode(self, x_BCHW: Tensor) -> Tensor:
         """The numbers of the nearest levels, uint8, from 0 at the lower bound; only for up to 256
         levels.
         """
-        assert self.levels is not None and self.levels <= 256  # noqa: PT018 (one condition)
+        assert self.levels is not None
+        assert self.has_codes
         level_BCHW = (x_BCHW - self.bounds[0]).div_(self.step).round_()
         return level_BCHW.clamp_(0, self.levels - 1).byte()
 

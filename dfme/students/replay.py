@@ -245,8 +245,7 @@ class Coding:
 
     @property
     def dtype(self) -> torch.dtype:
-        few = self.spec.levels is not None and self.spec.levels <= 256
-        return torch.uint8 if few else torch.float32
+        return torch.uint8 if self.spec.has_codes else torch.float32
 
     def encode(self, images_BCHW: Tensor) -> Tensor:
         """Images within the bounds, float32, as they are kept."""
