@@ -30,13 +30,15 @@ from dfme.run.checkpoint import explain_load_errors, naming_the_rate
 from dfme.run.components import build_components, build_method, with_recorded_net
 from dfme.run.directory import RunDirectory
 from dfme.run.evaluation import OwnersRecord, examination_of
-from dfme.run.job import document, resume_command
+from dfme.run.job import document
 from dfme.run.loop import Interrupt, Progress, goal_of
 from dfme.run.opening import (
     OpenRecord,
     changed_source,
     digests_of,
     finished_result,
+    how_to_resume,
+    in_time,
     open_directory,
     recipe,
     require_same_images,
@@ -69,15 +71,18 @@ def run_job(
     evaluation: ImageSet | None = None,
     announced: bool = False,
     own_process: bool = False,
+    opened: Callable[[Run], None] = lambda run: None,
+    command: str = "",
 ) -> Result:
     """Run a job to the end of its budget, or to the first interruption, and deliver its student.
 
     ``teacher`` takes the place of the one the job describes: any callable from images to answers;
     ``evaluation`` that of its evaluation set; ``announced``: the run's first line was said before
     torch was loaded; ``own_process``: this process is there for the run alone, so it chooses its
-    threads. Whatever is wrong with the job raises UserError before the first query. A finished run
-    that is resumed without a larger budget gives its result again. Global random state is as it was
-    afterwards.
+    threads; ``opened`` is called with the run before its first query; ``command``: the one that
+    goes on with it. Whatever is wrong with the job raises UserError before the first query. A
+    finished run that is resumed without a larger budget gives its result again. Global random state
+    is as it was afterwards.
     """
     if resume and (result := finished_result(job)) is not None:
         require_same_run(job, result.run_dir, *files_of(job))
@@ -101,7 +106,7 @@ def run_job(
             held.callback(built.info.close)
         job = replace(job, config=replace(job.config, minutes=None)) if resume else job
         lines = list[str]()
-        job = _in_time(sized(job, built, lines.append), built, evaluation)
+        job = in_time(sized(job, built, lines.append), built, is_local(job), evaluation)
         ours = is_local(job) or job.teacher.kind not in KINDS
         free = own_process and device.type == "cpu" and ours
         run = open_run(job, built, device, held, resume, console, evaluation, free and not resume)
@@ -111,9 +116,8 @@ def run_job(
         begins = f"running on {device_name(device)}, recorded in {printable(str(path))}"
         for line in [*first, *lines, *run.notes, begins]:
             run.recorder.note(line)
-        # How to go on: no command line knows a teacher that was handed over.
-        in_python = f"call extract again with out={str(path)!r}, resume=True"
-        again = resume_command(path, job) if teacher is None else in_python
+        again = how_to_resume(job, path, command, in_python=teacher is not None)
+        opened(run)
         try:
             with naming_the_rate(job.config.student, run.trainer, run.method):
                 return run.go(interrupt)
@@ -125,15 +129,6 @@ def run_job(
                 kept = f"stopped at once, all that was paid is kept; go on with:\n  {again}"
             run.recorder.note(kept)
             raise
-
-
-def _in_time(job: Job, teacher: Teacher, evaluation: ImageSet | None) -> Job:
-    """The job with the student's steps that fit its ``minutes``, if any."""
-    if job.config.minutes is None:
-        return job
-    from dfme.run.minutes import within_minutes
-
-    return within_minutes(job, teacher, is_local(job), evaluation)
 
 
 def build_teacher(

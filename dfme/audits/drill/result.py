@@ -1,0 +1,193 @@
+"""What drill.json and channel.json hold, the sentence of a drill, and its exit code."""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
+
+from dfme.audits.drill.channel import ChannelKind
+from dfme.config.messages import printable
+from dfme.errors import RunError
+from dfme.files import write_text
+from dfme.report.run_files import read_object
+
+RESULT = "drill.json"
+CHANNEL = "channel.json"
+FORM = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True)
+NEVER_RANG = 4
+"""The exit code of a drill in which nobody rang, or too late."""
+
+
+@with_config(FORM)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrillResult:
+    """The outcome of a drill, whole or so far (``finished``).
+
+    ``images``: those asked when the first alarm was seen, its upper bound; ``agreement``: of the
+    copy by then, ``agreement_end``: of the last one, ``constant``: of one constant answer.
+    ``refused_at``: images asked when the service refused this client for good. ``alarm``: the line,
+    printable. ``recorded``: the directory whose queries were sent again.
+    """
+
+    schema: Literal["dfme.drill/1"] = "dfme.drill/1"
+    rang: bool
+    images: int | None
+    agreement: float | None
+    agreement_end: float | None
+    constant: float | None
+    images_in_all: int
+    refused_at: int | None
+    attack: str
+    teacher: str
+    channel: ChannelKind
+    alarm: str | None
+    recorded: Annotated[str | None, Field(alias="from")]
+    finished: bool
+    made: str
+    text: str
+
+
+@with_config(FORM)
+@dataclass(frozen=True, kw_only=True)
+class Listening:
+    """How a drill listens. ``path``: of the channel; ``match``: the text of a line that counts;
+    ``account``: the tag of the account that counts; ``wait``: seconds for alarms after the last
+    image; ``within``: images in which it must ring; ``recorded``: a directory whose queries are
+    sent.
+    """
+
+    channel: ChannelKind
+    path: str
+    match: str | None = None
+    account: str | None = None
+    wait: float = 10.0
+    within: int | None = None
+    stop_at_alarm: bool = False
+    recorded: str | None = None
+
+
+@with_config(FORM)
+@dataclass(frozen=True, kw_only=True)
+class ChannelRecord(Listening):
+    """The same for a session that goes on with it, with where the channel stood before the attack's
+    first image, and the alarms that came ``early``.
+    """
+
+    schema: Literal["dfme.drill.channel/1"] = "dfme.drill.channel/1"
+    device: int
+    inode: int
+    size: int
+    early: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """What the sentence says besides the result: see ``Listener``."""
+
+    image: int | None = None
+    detector: str = ""
+    early: int = 0
+    others: tuple[str, ...] = ()
+    of_others: int = 0
+    unreadable: int = 0
+    missing: str = ""
+    within: int | None = None
+
+
+Form = TypeVar("Form", DrillResult, ChannelRecord)
+
+
+@cache
+def _adapter(form: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(form)
+
+
+def write(folder: Path, part: DrillResult | ChannelRecord) -> None:
+    """Write a part into the drill's directory. RunError for the disk's errors."""
+    name = RESULT if isinstance(part, DrillResult) else CHANNEL
+    content = _adapter(type(part)).dump_python(part, mode="json", by_alias=True)
+    write_text(folder / name, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def read(folder: Path, form: type[Form]) -> Form | None:
+    """A part of a drill's directory; None where there is none. RunError for another content."""
+    path = folder / (RESULT if form is DrillResult else CHANNEL)
+    content = read_object(path)
+    if not content:
+        return None
+    try:
+        part: Form = _adapter(form).validate_json(json.dumps(content))
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        place = ".".join(map(str, fault["loc"])) or "the whole"
+        text = printable(f"{place}: {fault['msg']}")
+        raise RunError(f"{path}: expected what a drill wrote, got {text:.200}") from None
+    return part
+
+
+def exit_code(result: DrillResult, within: int | None) -> int:
+    """0 for an alarm in time, else ``NEVER_RANG``."""
+    in_time = result.images is not None and (within is None or result.images <= within)
+    return 0 if result.rang and in_time else NEVER_RANG
+
+
+def sentence(result: DrillResult, beside: Beside) -> str:
+    """The outcome in words."""
+    text = _rang(result) if result.rang else _silent(result)
+    if result.rang and beside.within is not None and (result.images or 0) > beside.within:
+        text += f"; too late: after more than the {beside.within:,} images of --within"
+    if result.rang and beside.detector:
+        number = "" if beside.image is None else f" at image {beside.image:,} of its account"
+        text += f"; the alarm is of {beside.detector}{number}"
+    if result.refused_at is not None:
+        text += f"; the service refused us after {result.refused_at:,} images"
+    if beside.early:
+        text += (
+            f"; {beside.early:,} alarm{_s(beside.early)} came before the attack's first image, and "
+            "did not count"
+        )
+    if beside.of_others:
+        names = ", ".join(beside.others)
+        text += (
+            f"; {beside.of_others:,} alarm{_s(beside.of_others)} of another account ({names:.200}) "
+            "did not count: if that is this client, give --account"
+        )
+    if beside.unreadable:
+        lines = f"{beside.unreadable:,} line{_s(beside.unreadable)}"
+        text += f"; {lines} of the channel could not be read as an alarm"
+    if beside.missing:
+        text += f"; {beside.missing}"
+    return text
+
+
+def _rang(result: DrillResult) -> str:
+    text = f"rang after {result.images:,} images"
+    if result.agreement is not None:
+        copy = "recorded copy" if result.recorded else "copy"
+        text += f", when the {copy} agreed on {result.agreement:.1%}"
+        others = _constant(result)
+        if result.agreement_end is not None:
+            others.append(f"in the end {result.agreement_end:.1%}")
+        text += f" ({'; '.join(others)})" if others else ""
+    return text
+
+
+def _silent(result: DrillResult) -> str:
+    text = f"never rang in {result.images_in_all:,} images"
+    if result.agreement_end is not None:
+        verb = "the recorded copy agreed on" if result.recorded else "the copy agrees on"
+        others = _constant(result)
+        text += f"; {verb} {result.agreement_end:.1%}"
+        text += f" ({others[0]})" if others else ""
+    return text
+
+
+def _constant(result: DrillResult) -> list[str]:
+    return [] if result.constant is None else [f"one constant answer: {result.constant:.1%}"]
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"
