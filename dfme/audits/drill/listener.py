@@ -38,7 +38,8 @@ class Listener:
     """Looks at the channel, in a thread of its own from ``start`` to ``stop``.
 
     An alarm counts once the attack's first image is charged: one that came ``early`` is of honest
-    images. ``on_begin`` is called then, and ``on_ring`` hears of the first alarm, in that thread.
+    images. ``on_begin`` is called then, ``on_ring`` hears of the first alarm, and ``on_look`` is
+    called after each look, in that thread.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Listener:
         self.first = first
         self.early = early
         self.on_begin: Callable[[], None] = lambda: None
+        self.on_look: Callable[[], None] = lambda: None
         self.on_ring: Callable[[Ring], None] = lambda ring: None
         self.error: Exception | None = None
         self._meter: Meter | None = None
@@ -113,6 +115,7 @@ class Listener:
         try:
             while not self._over.wait(POLL_SECONDS):
                 self.look()
+                self.on_look()
         except Exception as error:  # is raised where the drill ends
             self.error = error
 
@@ -124,7 +127,8 @@ class Listener:
         if not missing and not self.tail.exists:
             missing = "the channel's file was never there: do the service's alarms go to it?"
         return Beside(
-            image=alarm and alarm.image,
+            evaluation=self._meter.evaluation_queries if self._meter else 0,
+            image=alarm.image if alarm else None,
             detector=alarm.detector if alarm else "",
             early=self.early,
             others=tuple(others),

@@ -1,5 +1,7 @@
 """A drill with a run of its own: the attack learns, as ``run.py extract`` does it."""
 
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from dfme.config.settings import Job
 from dfme.errors import TeacherError
 from dfme.oracle.ledger_log import audit
 from dfme.report.classified import baselines
+from dfme.report.console import LINE_SECONDS, LINE_TIME, duration
 from dfme.run.build import run_job
 from dfme.run.directory import RunDirectory
 from dfme.run.run import Run
@@ -41,6 +44,7 @@ def live(
             run.recorder.stopped = True
 
         runs.append(run)
+        drill.listener.on_look = Heartbeat(drill, run).tick
         drill.begin(run.oracle.ledger, run.recorder.note, stop)
 
     with drill.listened():
@@ -63,3 +67,23 @@ def live(
         if not runs:  # it had come to its end in a session before
             drill.begin(audit(out / LEDGER), tell, lambda: None)
         return drill.ended(finished, refused_at, tell), out
+
+
+class Heartbeat:
+    """Says how far a run is where the run itself says less and less; a terminal has its bar."""
+
+    def __init__(self, drill: Drill, run: Run) -> None:
+        self._drill = drill
+        self._run = run
+        self._began = self._said_at = time.monotonic()
+
+    def tick(self) -> None:
+        """Say it, where it is time."""
+        now = time.monotonic()
+        often = now - self._began < LINE_SECONDS / LINE_TIME
+        if often or now - self._said_at < LINE_SECONDS or sys.stderr.isatty():
+            return
+        self._said_at = now
+        rang = "it rang" if self._drill.listener.first else "nobody rang"
+        seconds = duration(now - self._began)
+        self._run.recorder.note(f"{self._run.oracle.ledger.spent:,} queries, {seconds}; {rang}")

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -87,6 +86,7 @@ class ChannelRecord(Listening):
 class Beside:
     """What the sentence says besides the result: see ``Listener``."""
 
+    evaluation: int = 0
     image: int | None = None
     detector: str = ""
     early: int = 0
@@ -100,7 +100,6 @@ class Beside:
 Form = TypeVar("Form", DrillResult, ChannelRecord)
 
 
-@cache
 def _adapter(form: Any) -> TypeAdapter[Any]:
     return TypeAdapter(form)
 
@@ -140,8 +139,7 @@ def sentence(result: DrillResult, beside: Beside) -> str:
     if result.rang and beside.within is not None and (result.images or 0) > beside.within:
         text += f"; too late: after more than the {beside.within:,} images of --within"
     if result.rang and beside.detector:
-        number = "" if beside.image is None else f" at image {beside.image:,} of its account"
-        text += f"; the alarm is of {beside.detector}{number}"
+        text += f"; the alarm is of {beside.detector}{_place(beside)}"
     if result.refused_at is not None:
         text += f"; the service refused us after {result.refused_at:,} images"
     if beside.early:
@@ -161,6 +159,16 @@ def sentence(result: DrillResult, beside: Beside) -> str:
     if beside.missing:
         text += f"; {beside.missing}"
     return text
+
+
+def _place(beside: Beside) -> str:
+    """Which image of its account an alarm names."""
+    if beside.image is None:
+        return ""
+    before = (
+        f", after this drill's {beside.evaluation:,} for evaluation" if beside.evaluation else ""
+    )
+    return f" at image {beside.image:,} of its account{before}"
 
 
 def _rang(result: DrillResult) -> str:
