@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, TeacherConfig
-from dfme.errors import Problem, flag
+from dfme.errors import Problem, Ref, flag, say
 from dfme.files import make_folder
 from dfme.run.checks import file_problems, net_problems
 from dfme.run.directory import DirectoryLock
 from dfme.spec import ImageSpec, Teacher
 from dfme.teachers import KINDS as KINDS
+from dfme.teachers import RECORDED_THERE
 from dfme.teachers.options import ServeConfig as ServeConfig
 from dfme.teachers.options import ServiceOptions
 from dfme.teachers.options import TrainTeacherConfig as TrainTeacherConfig
@@ -75,6 +76,12 @@ def price_problems(kind: str, key: str) -> Iterator[Problem]:
         price = flag("teacher.price_per_1000", "PRICE")
         cost = f"{text}; no default, since each may cost money ({price} shows how much)"
         yield Problem(key, cost)
+
+
+def recording_problems(kind: str, recorded: bool) -> Iterator[Problem]:
+    """A service whose queries would be recorded here."""
+    if recorded and kind in KINDS and not KINDS[kind].is_local:
+        yield Problem("record_queries", say(RECORDED_THERE, Ref("record")))
 
 
 def custom_problems(kind: str, own_teacher: str) -> Iterator[Problem]:
@@ -142,7 +149,7 @@ def serve(
             held.callback(DirectoryLock(Path(config.record), "record").close)
         from dfme.teachers.owner.serve.server import serve as serve_teacher
 
-        served = make(teacher, options, config.device, recorded=bool(config.record))
+        served = make(teacher, options, config.device, recorded="log" if config.record else None)
         return serve_teacher(served, config, tell=tell)
 
 

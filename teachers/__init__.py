@@ -90,3 +90,6 @@ KINDS: dict[str, Kind] = {
         Source("folder", "; save one with timm.models.save_for_hf", folder=True),
     ),
 }
+
+RECORDED_THERE = "a service's are recorded where it runs, by run.py serve {}; leave it out here"
+"""Why the queries of a run on a service are not; how a server says it stands in braces."""

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,9 +17,9 @@ from dfme.config.messages import nearest
 from dfme.config.settings import TeacherConfig
 from dfme.config.values import options_from
 from dfme.data.class_names import require_text
-from dfme.errors import OptionError, UserError, flag
+from dfme.errors import OptionError, Ref, UserError, flag, say
 from dfme.spec import LabelMode, Teacher
-from dfme.teachers import KINDS
+from dfme.teachers import KINDS, RECORDED_THERE
 from dfme.teachers.label_modes import Wrapper, restrict
 from dfme.teachers.owner.checks import check_teacher
 
@@ -29,11 +29,15 @@ LOGGER = logging.getLogger("dfme")
 NOT_DESCRIBING = ("mean", "std", "price_per_1000", "defences", "watch", "benign", "on_alarm")
 
 
+Recorded = Literal["queries", "log"]
+"""What a watch records: queries of a run, or the log of a server, with features where it can."""
+
+
 def make_teacher(
     config: TeacherConfig,
     options: Mapping[str, Any],
     device: torch.device,
-    recorded: bool = False,
+    recorded: Recorded | None = None,
     meter: Callable[[Teacher], Teacher] | None = None,
     own: Callable[..., Any] | None = None,
 ) -> Teacher:
@@ -60,7 +64,10 @@ def make_teacher(
 
 
 def _built_in(
-    config: TeacherConfig, options: Mapping[str, Any], device: torch.device, recorded: bool
+    config: TeacherConfig,
+    options: Mapping[str, Any],
+    device: torch.device,
+    recorded: Recorded | None,
 ) -> Teacher:
     kind = KINDS[config.kind]
     checked = options_from(kind.options, options, "teacher.")
@@ -76,7 +83,7 @@ def _built_in(
 
 
 def _as_configured(
-    teacher: Teacher, config: TeacherConfig, recorded: bool, logits: bool = False
+    teacher: Teacher, config: TeacherConfig, recorded: Recorded | None, logits: bool = False
 ) -> Teacher:
     """Wrap in watch and defences, in the label mode; by default ``logits`` stay, or are cut."""
     cut = teacher.label_mode.kind == "logits" and not logits
@@ -95,15 +102,17 @@ def _as_configured(
             names=config.watch,
             data=config.benign,
             on_alarm=config.on_alarm,
-            recorded=recorded,
+            logged=recorded == "log",
         )
+    if recorded == "queries" and teacher.info.remote:
+        raise OptionError("record_queries", say(RECORDED_THERE, Ref("record")))
     return Defended(teacher, parse_defences(config.defences), mode, watching)
 
 
 def _custom(
     config: TeacherConfig,
     options: Mapping[str, Any],
-    recorded: bool,
+    recorded: Recorded | None,
     meter: Callable[[Teacher], Teacher] | None,
     own: Callable[..., Any] | None,
 ) -> Teacher:

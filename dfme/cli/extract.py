@@ -11,7 +11,7 @@ from dfme.cli.flags import default_recipe
 from dfme.config.settings import ExtractConfig, Job
 from dfme.config.values import CONFIG, Basic, narrowed
 from dfme.errors import Problem
-from dfme.owner_side import check_teacher, price_problems
+from dfme.owner_side import check_teacher, price_problems, recording_problems
 from dfme.run.checks import find_problems
 from dfme.run.directory import is_run
 from dfme.run.job import document, resume_command
@@ -75,7 +75,8 @@ def checked(
     given = frozenset(filter(settings.says, arguments.options))
     job = replace(fitted(arguments.job(config), settings.says), given=given)
     priced = [] if arguments.has_budget else price_problems(arguments.kind, "budget")
-    arguments.finish([*priced, *find_problems(job, settings.says), *own(job)])
+    here = recording_problems(arguments.kind, config.record_queries)
+    arguments.finish([*priced, *here, *find_problems(job, settings.says), *own(job)])
     return job
 
 

@@ -284,6 +284,9 @@ class ExtractConfig:
     """wait for the disk before a request is sent and its answer used, for a power cut or a lost
     node
     """
+    record_queries: bool = False
+    """keep every query as it was sent, and the model's probabilities, in queries/ of the run's
+    directory; of a teacher on this machine alone"""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     """learning-rate schedule"""
     student: StudentConfig = field(default_factory=StudentConfig)

@@ -28,8 +28,6 @@ from dfme.errors import DfmeError, RunError
 from dfme.files import AppendFile, make_folder, open_file, write_text
 from dfme.spec import ImageSpec, Shape
 
-FOLDER = "queries"
-"""Its name in a run's directory."""
 SCHEMA = "dfme.queries/1"
 FORM = "form.json"
 IMAGES = "images.bin"

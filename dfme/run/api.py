@@ -214,6 +214,7 @@ def extract(
     until_agreement: float | None = None,
     minutes: float | None = None,
     resume: bool | Literal["auto"] = False,
+    record_queries: bool = False,
     progress: bool = False,
     callback: Callable[..., object] | None = None,
 ) -> Result:
@@ -234,7 +235,8 @@ def extract(
     metrics.jsonl; metrics that it returns as a mapping join the line. Where it returns True the run
     stops, where it raises too, and all that is paid is kept: call again with ``resume=True`` to go
     on, or with "auto", which begins where ``out`` holds no run yet. The result has the ``student``
-    (a torch module), the ``summary`` (that of summary.json), the ``metrics`` and the ``run_dir``.
+    (a torch module), the ``summary`` (that of summary.json), the ``metrics`` and the ``run_dir``;
+    ``record_queries`` keeps every query there, with the model's probabilities.
     What is not given is as in ``recipe``, one of dfme's by its name (``frugal``, ``paper``...) and
     by default the method's; a resumed run keeps its own.
 
@@ -267,6 +269,7 @@ def extract(
         "minutes": minutes,
         "device": device,
         "precision": precision,
+        "record_queries": record_queries,
         "student": students,
         "evaluation": evaluation_settings,
         "schedule": as_mapping("schedule", schedule),

@@ -20,7 +20,7 @@ from dfme.config.messages import printable
 from dfme.config.settings import Job
 from dfme.data import ImageSet
 from dfme.errors import ShapeUnknown, TeacherError, UserError, flag
-from dfme.files import make_folder, remove, write_text
+from dfme.files import make_folder
 from dfme.oracle.journal import Journal, RecordPosition
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
@@ -34,19 +34,20 @@ from dfme.run.job import document
 from dfme.run.loop import Interrupt, Progress, goal_of
 from dfme.run.opening import (
     OpenRecord,
+    as_begun,
     changed_source,
     digests_of,
     finished_result,
     how_to_resume,
     in_time,
     open_directory,
-    recipe,
     require_same_images,
     require_same_run,
     settle_images,
     take_up_threads,
     tell_finished,
     with_advice,
+    write_recipe,
 )
 from dfme.run.parts import build_parts, require_room, sized
 from dfme.run.run import Result, Run
@@ -55,7 +56,7 @@ from dfme.run.timing import rehearse
 from dfme.run.work import take_threads
 from dfme.spec import LabelMode, Teacher
 from dfme.teachers import KINDS
-from dfme.teachers.build import make_teacher
+from dfme.teachers.build import Recorded, make_teacher
 from dfme.teachers.facts import resolved_adapter, teacher_facts, teacher_files
 from dfme.teachers.local.pytorch import TorchTeacher, load_torch
 from dfme.teachers.options import TorchOptions
@@ -101,12 +102,12 @@ def run_job(
         held.callback(torch.set_num_threads, torch.get_num_threads())
         if resume:  # before another file than the run's is loaded, and found to be of another form
             require_same_run(job, Path(job.config.out or ""), *files_of(job))
+            job = as_begun(job, Path(job.config.out or ""))
         built = build_teacher(job, teacher, device, _sharing(job))
         if teacher is None:
             held.callback(built.info.close)
-        job = replace(job, config=replace(job.config, minutes=None)) if resume else job
         lines = list[str]()
-        job = in_time(sized(job, built, lines.append), built, is_local(job), evaluation)
+        job = in_time(sized(job, built, lines.append), built, evaluation, is_local(job))
         ours = is_local(job) or job.teacher.kind not in KINDS
         free = own_process and device.type == "cpu" and ours
         run = open_run(job, built, device, held, resume, console, evaluation, free and not resume)
@@ -142,21 +143,23 @@ def build_teacher(
     If its file does not say which images it takes, they are the evaluation's, where these have a
     shape.
     """
+    recorded: Recorded | None = "queries" if job.config.record_queries else None
     if teacher is None:
+        make = partial(make_teacher, device=device, recorded=recorded, meter=meter)
         try:
-            return make_teacher(job.teacher, job.teacher_options, device, meter=meter)
+            return make(job.teacher, job.teacher_options)
         except ShapeUnknown as unknown:
             if (shape := shape_of(job.config.evaluation)) is None:
                 raise
             try:
-                built = make_teacher(replace(job.teacher, shape=shape), job.teacher_options, device)
+                built = make(replace(job.teacher, shape=shape), job.teacher_options)
             except UserError:  # not these images, then
                 raise unknown from None
         sizes = "x".join(map(str, shape))
         line = f"images {sizes}, as those of the evaluation ({flag('teacher.shape')})"
         built.info = replace(built.info, inferred=(line, *built.info.inferred))
         return built
-    return make_teacher(job.teacher, {}, device, own=teacher)
+    return make_teacher(job.teacher, {}, device, recorded, own=teacher)
 
 
 def _sharing(job: Job) -> Callable[[Teacher], Teacher] | None:
@@ -288,7 +291,7 @@ def open_run(
         facts=facts,
         directory=directory,
         oracle=oracle,
-        owner=OwnersRecord(teacher),
+        owner=_owners_record(job, teacher, directory, held),
         method=method,
         examination=examination,
         recorder=recorder,
@@ -304,19 +307,21 @@ def open_run(
     if record.state:
         with explain_load_errors(directory.checkpoint):
             run.load_state_dict(record.state)
-    _write_recipe(job, directory, resume)
+    adapter = resolved_adapter(job.teacher.kind, job.teacher_options)
+    write_recipe(job, directory, resume, adapter)
     return run
 
 
-def _write_recipe(job: Job, directory: RunDirectory, resume: bool) -> None:
-    """Write the adapter as resolved, and the recipe of a resumed run, which has no summary any
-    more.
-    """
-    if adapter := resolved_adapter(job.teacher.kind, job.teacher_options):
-        write_text(directory.adapter, adapter)
-    if resume:
-        remove(directory.summary)
-        directory.write_config(recipe(job))
+def _owners_record(
+    job: Job, teacher: Teacher, directory: RunDirectory, held: ExitStack
+) -> OwnersRecord:
+    """What the teacher adds to the record, with its queries from here on, if these are recorded."""
+    if not job.config.record_queries:
+        return OwnersRecord(teacher)
+    from dfme.run.recording import record_queries
+
+    queries = record_queries(teacher, directory.queries)
+    return OwnersRecord(teacher, held.enter_context(closing(queries)))
 
 
 def build_oracle(

@@ -149,14 +149,16 @@ TRACES = (
     LOCK,
     "config.yaml.tmp",
 )  # of a process killed before its config.yaml was whole, which is no run
+CHECKPOINTS = ("checkpoint.pt", "checkpoint.previous.pt")
+QUERIES = "queries"
 BEFORE_A_CHARGE = (  # what a run may write before it charges anything
     "config.yaml",
     "adapter.yaml",
     "ledger.jsonl",
     "metrics.jsonl",
     "watch.jsonl",
-    "checkpoint.pt",
-    "checkpoint.previous.pt",
+    QUERIES,
+    *CHECKPOINTS,
     "data.json",
     "wandb.json",
     "journal",
@@ -249,8 +251,8 @@ class RunDirectory(contextlib.AbstractContextManager["RunDirectory"]):
         self.journal = path / "journal"
         self.metrics = path / "metrics.jsonl"
         self.watch = path / "watch.jsonl"
-        self.checkpoint = path / "checkpoint.pt"
-        self.previous_checkpoint = path / "checkpoint.previous.pt"
+        self.queries = path / QUERIES
+        self.checkpoint, self.previous_checkpoint = (path / name for name in CHECKPOINTS)
         self.student = path / "student.safetensors"
         self.summary = path / "summary.json"
         self.lock = DirectoryLock(path)

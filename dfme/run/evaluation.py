@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -31,12 +31,19 @@ from dfme.run.scores import batches, compare, evaluation_batch, scores
 from dfme.spec import ImageSpec, LabelMode, Teacher
 from dfme.students.replay import Coding
 
+if TYPE_CHECKING:
+    from dfme.data.recorded_queries import QueryRecord
+
 
 @dataclass(frozen=True)
 class OwnersRecord:
-    """Facts of a teacher's defences and watch, and answers that an honest user would get."""
+    """Facts of a teacher's defences and watch, and answers that an honest user would get.
+
+    ``queries``: what records the run's, if something does.
+    """
 
     teacher: Teacher
+    queries: QueryRecord | None = None
 
     def facts(self) -> dict[str, Any]:
         """Texts of defences and ``report`` of defences and watch; empty for a plain teacher."""
@@ -44,7 +51,7 @@ class OwnersRecord:
         facts: dict[str, Any] = {}
         if info.defences and info.stateful:
             facts = {"defences": list(info.defences), "defence_report": info.stateful.report()}
-        if info.watch:
+        if info.watch and info.watch.names:
             facts["watch"] = info.watch.report()
         plain: dict[str, Any] = json.loads(json.dumps(facts, default=str))
         return plain
@@ -64,10 +71,12 @@ class OwnersRecord:
 
     def keep_watch(self, path: Path) -> None:
         """Append to a file what the watch said since the checkpoint, in place of a killed session's
-        lines.
+        lines; what was recorded of the queries is then on the disk, too.
 
         RunError where the disk refuses, or for a file that holds something else.
         """
+        if self.queries is not None:
+            self.queries.sync()
         watch = self.teacher.info.watch
         if watch is None or not (lines := watch.drain()):
             return

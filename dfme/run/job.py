@@ -44,6 +44,7 @@ MAY_CHANGE_ON_RESUME = (  # keys that do not decide what a query or a weight is
     "checkpoint_seconds",
     "shared_answers",
     "fsync",
+    "record_queries",
     "wandb",
     "evaluation.download",
     *CONSENT,
@@ -103,8 +104,9 @@ def resume_command(run_dir: Path, job: Job, command: str = "") -> str:
 
 
 def unwatched(job: Job) -> Job:
-    """The job with a teacher that nobody watches."""
-    return replace(job, teacher=replace(job.teacher, watch=(), benign=None, on_alarm="log"))
+    """The job with a teacher that nobody watches, and no record of its queries."""
+    teacher = replace(job.teacher, watch=(), benign=None, on_alarm="log")
+    return replace(job, teacher=teacher, config=replace(job.config, record_queries=False))
 
 
 def document(job: Job) -> dict[str, Any]:

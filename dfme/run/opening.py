@@ -3,6 +3,7 @@ that one. Images that it takes from files may move until then, not change: diges
 """
 
 import json
+import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from dfme.errors import (
     flag,
     say,
 )
-from dfme.files import write_text
+from dfme.files import remove, write_text
 from dfme.nets import find_net
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.ledger_log import read_history, require_same_teacher
@@ -37,7 +38,7 @@ from dfme.report.console import Console
 from dfme.report.run_files import read_object, read_summary
 from dfme.run.checkpoint import load_checkpoint
 from dfme.run.components import open_pool
-from dfme.run.directory import RunDirectory
+from dfme.run.directory import CHECKPOINTS, QUERIES, RunDirectory
 from dfme.run.job import POOLS, differing_keys, document, resume_command
 from dfme.run.run import Result, Run
 from dfme.run.scores import chosen_images
@@ -147,11 +148,43 @@ def free_name(job: Job, what: str) -> Path:
     return RunDirectory.free_name(Path("runs") / f"{subject}-{what}-seed{job.config.seed}")
 
 
+def as_begun(job: Job, run_dir: Path) -> Job:
+    """The job of a resumed run: its steps are chosen already, and its queries are recorded if they
+    were so from the first on.
+    """
+    begun = any(os.path.lexists(run_dir / name) for name in CHECKPOINTS)
+    recorded = (run_dir / QUERIES).is_dir() if begun else job.config.record_queries
+    config = replace(job.config, minutes=None, record_queries=recorded)
+    return replace(job, config=config)
+
+
 def recipe(job: Job) -> str:
     """config.yaml: the job with every default, fit for --config; resuming is no part of a
     recipe.
     """
     return dump_yaml(document(replace(job, config=replace(job.config, resume=False))))
+
+
+def in_time(job: Job, teacher: Teacher, evaluation: ImageSet | None, local: bool) -> Job:
+    """The job with the student's steps that fit its ``minutes``, if any. ``local``: the teacher is
+    one of ours in this process.
+    """
+    if job.config.minutes is None:
+        return job
+    from dfme.run.minutes import within_minutes
+
+    return within_minutes(job, teacher, local, evaluation)
+
+
+def write_recipe(job: Job, directory: RunDirectory, resume: bool, adapter: str) -> None:
+    """Write the adapter as resolved, and the recipe of a resumed run, which has no summary any
+    more.
+    """
+    if adapter:
+        write_text(directory.adapter, adapter)
+    if resume:
+        remove(directory.summary)
+        directory.write_config(recipe(job))
 
 
 def finished_result(job: Job) -> Result | None:
@@ -201,17 +234,6 @@ PLANNED = say(  # in place of a larger budget
     "since {student.steps} are planned over the run's own budget, without {student.rounds}, start "
     "a new run, or train again on what is paid for: run.py retrain"
 )
-
-
-def in_time(job: Job, teacher: Teacher, free: bool, evaluation: ImageSet | None) -> Job:
-    """The job with the student's steps that fit its ``minutes``, if any; ``free``: nobody is paid
-    for an answer.
-    """
-    if job.config.minutes is None:
-        return job
-    from dfme.run.minutes import within_minutes
-
-    return within_minutes(job, teacher, free, evaluation)
 
 
 def how_to_resume(job: Job, path: Path, command: str, in_python: bool) -> str:

@@ -43,7 +43,9 @@ class Watch:
     These are every second image, in an order drawn by seed 0, of its test part, as they are and
     corrupted; the means behind the distances are its train part's. ``account`` is whose images are
     seen next. ``record``, if there is one, is called with account, number of the first image, and
-    images, ``alarmed`` with alarms. UserError for data or a network that do not fit.
+    images, ``alarmed`` with alarms, and ``sent`` with images as they were sent, their probabilities
+    and distances. ``logged``: features are looked at even if no detector needs them. UserError for
+    data or a network that do not fit.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class Watch:
         names: Sequence[str],
         data: str | None,
         on_alarm: OnAlarm,
-        recorded: bool = False,
+        logged: bool = False,
     ) -> None:
         self.names = tuple(names)
         self.on_alarm = on_alarm
@@ -60,12 +62,13 @@ class Watch:
         self._teacher = teacher
         self.record: Callable[[str, int, Observation], None] | None = None
         self.alarmed: Callable[[Alarm], None] = lambda alarm: None
+        self.sent: Callable[[Tensor, Tensor, Tensor | None], None] | None = None
         self._form: Callable[[Observation], Observation] = lambda seen: seen
         self._events = list[Alarm | WindowLargest]()
         self._accounts = dict[str, AccountWatch]()
         self.features = None
         needing = ", ".join(name for name in names if name in NEED_FEATURES)
-        if data is not None and (needing or (recorded and teacher.info.network)):
+        if data is not None and (needing or (logged and teacher.info.network)):
             what = f"{flag('teacher.watch')}: {needing or flag('record')} with benign"
             self.features = Mahalanobis(teacher, data, what)
         if data is not None and names:
@@ -92,6 +95,11 @@ class Watch:
         """True if this account has asked before."""
         return self.account in self._accounts
 
+    @property
+    def images(self) -> int:
+        """Images of this account that were looked at."""
+        return self._accounts[self.account].images if self.knows else 0
+
     def admit(self) -> None:
         """Refused, under ``refuse``, for an account over which an alarm was raised."""
         if self.on_alarm == "refuse" and (alarms := self._current().alarms):
@@ -115,7 +123,10 @@ class Watch:
         for start in range(0, len(seen), MAX_TOGETHER):
             self.admit()
             cut_B[start:] = self.on_alarm == "label" and bool(self._current().alarms)
-            self.observe(seen[start : start + MAX_TOGETHER])
+            part = slice(start, start + MAX_TOGETHER)
+            self.observe(seen[part])
+            if self.sent is not None:
+                self.sent(images_BCHW[part], p_BK[part], seen[part].distance_B)
         return cut_B
 
     def recalibrate_for_log(

@@ -221,7 +221,7 @@ def test_a_record_without_a_watch_changes_no_answer_and_has_distances_where_ther
 ):
     for benign in (None, "digits"):
         config = from_mapping(TeacherConfig, {"benign": benign, "label_mode": "label"})
-        teacher = make_teacher(config, {"checkpoint": WEIGHTS}, torch.device("cpu"), recorded=True)
+        teacher = make_teacher(config, {"checkpoint": WEIGHTS}, torch.device("cpu"), recorded="log")
         records = list[Any]()
         assert isinstance(teacher, Defended)
         teacher.watch.record = lambda *entry, records=records: records.append(entry)

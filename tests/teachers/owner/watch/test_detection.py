@@ -156,7 +156,7 @@ def test_a_log_says_what_the_watch_said_that_wrote_it(
     monkeypatch.setattr(detection, "STREAMS", ("random order",))
     monkeypatch.setattr(detection, "THINNED", (1,))
     config = TeacherConfig(watch=tuple(DETECTORS), benign="digits")
-    teacher: Any = make_teacher(config, DIGITS, torch.device("cpu"), recorded=True)
+    teacher: Any = make_teacher(config, DIGITS, torch.device("cpu"), recorded="log")
     teacher.watch.record = Recording(tmp_path, 30, 10**6 * kept, print)
     teacher.watch.account = account_tag("a")
     for start in range(0, 400, 100):
