@@ -195,7 +195,7 @@ def _problems(
             arguments.kind,
         )
     for name in ("watch", "defences", "benign"):
-        if kind is None and arguments.settings.gives(f"teacher.{name}"):
+        if kind is None and arguments.settings.values.get(f"teacher.{name}"):
             text = "leave it out: a drill is of what stands before the service itself"
             yield Problem(f"teacher.{name}", text)
     if config.within is not None and config.from_ is None and config.within > int(config.budget):
