@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dfme import owner_side
-from dfme.audits.drill.options import DrillConfig
+from dfme.audits.drill.options import MAX_BUDGET, DrillConfig
 from dfme.audits.drill.result import ChannelRecord, DrillResult, Listening, exit_code, read
 from dfme.cli.arguments import Arguments, CommandInputs
 from dfme.cli.extract import checked, settled
@@ -24,8 +24,6 @@ from dfme.run.job import document, resume_command
 SUMMARY = "attack your own service by few queries, and say when its alarm rang, if it did"
 RECIPE = "frugal"
 BUDGET = "3k"
-MAX_BUDGET = 1 << 40
-"""Images, where all that are recorded are sent."""
 CHANNELS = ("alarm_file", "webhook_log")
 OF_TRAINING = (
     *("recipe", "until_agreement", "minutes", "precision", "channels_last", "deterministic"),
@@ -158,7 +156,8 @@ def _replayed(arguments: Arguments) -> Job:
     run = settled(arguments)
     out = None if run.resume else run.out
     arguments.finish([*_of_training(arguments), *fresh_directory_problems(out)])
-    run = replace(run, budget=run.budget if arguments.settings.gives("budget") else MAX_BUDGET)
+    if not arguments.settings.gives("budget"):
+        run = replace(run, budget=MAX_BUDGET)
     return Job(run, teacher, options, "static", METHODS["static"].config())
 
 

@@ -8,6 +8,9 @@ from pydantic.dataclasses import dataclass
 from dfme.config.settings import ExtractConfig
 from dfme.config.values import CONFIG, Basic, Count, Images
 
+MAX_BUDGET = 1 << 40
+"""Images, where nobody said how many: all that are recorded are sent."""
+
 
 @dataclass(frozen=True, config=CONFIG)
 class DrillConfig(ExtractConfig):

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from dfme.audits.audit.result import recorded
+from dfme.audits.drill.options import MAX_BUDGET
 from dfme.audits.drill.result import DrillResult, Listening
 from dfme.audits.drill.session import Curve, Drill, Tell
 from dfme.compute.device import choose_device
@@ -17,14 +18,14 @@ from dfme.compute.modules import DeferredChecks
 from dfme.config.messages import printable
 from dfme.config.settings import Job
 from dfme.config.yaml_files import dump_yaml, load_yaml
-from dfme.data.recorded_queries import FOLDER, RecordedQueries
+from dfme.data.recorded_queries import RecordedQueries
 from dfme.errors import BudgetExhausted, TeacherError, UserError
 from dfme.oracle.oracle import Oracle
 from dfme.report.console import duration
 from dfme.report.run_files import read_summary
 from dfme.report.terminal import StatusLine
 from dfme.run.build import build_oracle, build_teacher, facts_of
-from dfme.run.directory import RunDirectory
+from dfme.run.directory import QUERIES, RunDirectory
 from dfme.run.job import document
 from dfme.run.recipes import plain_name
 from dfme.spec import Teacher
@@ -43,13 +44,13 @@ class RecordedAttack:
 
     def __init__(self, folder: Path) -> None:
         self.folder = _run_of(folder)
-        self.queries = RecordedQueries(self.folder / FOLDER)
+        self.queries = RecordedQueries(self.folder / QUERIES)
         if not len(self.queries):
             raise UserError(f"--from: expected recorded queries, got none in {self.folder}")
         summary = read_summary(self.folder / "summary.json") or {}
         constant = (summary.get("baselines") or {}).get("constant_agreement")
         self.curve = Curve.of_run(self.folder, constant)
-        config = load_yaml(self.folder / "config.yaml", own=True)
+        config = load_yaml(self.folder / "config.yaml")
         method = config.get("method")
         name = method.get("name") if isinstance(method, dict) else method
         self.attack = printable(plain_name(config.get("recipe")) or str(name))[:80]
@@ -69,12 +70,12 @@ class RecordedAttack:
 
 def _run_of(folder: Path) -> Path:
     """The run whose queries are meant. UserError where there is none."""
-    if (folder / FOLDER).is_dir():
+    if (folder / QUERIES).is_dir():
         return folder
     audit = recorded(folder / "audit.json")
     if audit is None:
         raise UserError(
-            f"--from: expected the directory of an audit, or of a run with {FOLDER}/, got "
+            f"--from: expected the directory of an audit, or of a run with {QUERIES}/, got "
             f"{folder}; a run and an audit record their queries by --record-queries true"
         )
     attacker = audit.headline.attacker
@@ -84,7 +85,7 @@ def _run_of(folder: Path) -> Path:
     places = {cell.name: folder / cell.dir for cell in audit.cells}
     for name in names:
         place = places.get(name)
-        if place is not None and _within(place, folder) and (place / FOLDER).is_dir():
+        if place is not None and _within(place, folder) and (place / QUERIES).is_dir():
             return place
     raise UserError(
         f"--from: no run of the audit's cheapest attack ({attacker}) has recorded queries in "
@@ -98,10 +99,11 @@ def _within(place: Path, folder: Path) -> bool:
 
 
 def _prepared(job: Job, teacher: Teacher, attack: RecordedAttack) -> Job:
-    """The job with a budget of as many images as are sent."""
+    """The job with a budget, of as many images as are recorded where none is given."""
     attack.require_fit(teacher)
-    count = min(int(job.config.budget), len(attack.queries))
-    return replace(job, config=replace(job.config, budget=count))
+    if int(job.config.budget) < MAX_BUDGET:
+        return job
+    return replace(job, config=replace(job.config, budget=len(attack.queries)))
 
 
 def plan(job: Job, listening: Listening) -> str:
@@ -117,7 +119,7 @@ def plan(job: Job, listening: Listening) -> str:
 
 def _facts(job: Job, teacher: Teacher, attack: RecordedAttack) -> str:
     """What is sent, what it costs and how long it takes at least, in a line."""
-    count = int(job.config.budget)
+    count = min(int(job.config.budget), len(attack.queries))
     price = job.teacher.price_per_1000
     cost = "" if price is None else f", {count * price / 1000:,.2f} at the price given"
     rate = teacher.info.wire.images_per_second
@@ -192,7 +194,7 @@ def _parts(oracle: Oracle, total: int) -> Iterator[tuple[int, int]]:
 
 def _send(oracle: Oracle, queries: RecordedQueries, drill: Drill, line: StatusLine) -> None:
     """Send the images, to the end of the budget, or to the alarm where nothing more is asked."""
-    total = oracle.ledger.budget
+    total = min(oracle.ledger.budget, len(queries))
     progress = Progress(drill, line, total)
     drill.listener.on_look = progress.tick
     with torch.no_grad():

@@ -101,8 +101,6 @@ class Drill:
         self.listener.on_ring = self._heard
         self._from = tail.mark
         self._stop: Callable[[], None] = lambda: None
-        if not tail.exists:
-            tell(f"{listening.path} is not there yet: waiting for it")
 
     def begin(self, meter: Meter, tell: Tell, stop: Callable[[], None]) -> None:
         """Listen from now on; the directory is there, and nothing was asked in this session.
@@ -112,6 +110,8 @@ class Drill:
         self.tell = tell
         self._stop = stop
         self.keep_channel(self._from)
+        if not self.listener.tail.exists:
+            tell(f"{self.listening.path} is not there yet: waiting for it")
         self.listener.start(meter, self.charged)
         if self.is_over:
             stop()

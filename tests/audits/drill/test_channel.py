@@ -196,7 +196,8 @@ def test_what_is_no_alarm_is_counted_as_unreadable(content: bytes) -> None:
 
 def test_alarms_of_this_account_and_of_all_traffic_count_others_by_their_names() -> None:
     channel = Channel("alarm_file", accounts=frozenset(["eve", "anybody"]))
-    assert channel.hear(line()) and channel.hear(line(account="all"))
+    assert channel.hear(line())
+    assert channel.hear(line(account="all"))
     assert channel.hear(line(account="mallory\x1b[2J")) is None
     assert channel.others == {"mallory?[2J": 1}
     for number in range(1_000):
