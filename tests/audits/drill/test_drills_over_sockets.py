@@ -1,0 +1,244 @@
+"""Drills of real services: ``run.py serve``, an app behind ``dfme.Guard``, a webhook's receiver."""
+
+import json
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import torch
+from defended import WEIGHTS, digits, watched
+from drilled import BATCH, EVALUATED, agreement_by, drill, outcome, recorded_run
+from guarded_apps import served
+from processes import PROJECT, Bench, in_this_process
+from service import Request, Service, http
+
+import dfme
+from dfme.oracle.ledger import audit
+from dfme.queries.programs import ProceduralImages
+from dfme.spec import ImageSpec
+from dfme.teachers.owner.watch.alarms import Alarm, AlarmFile
+from dfme.teachers.owner.watch.record import account_tag
+
+pytestmark = pytest.mark.integration
+Serving = pytest.importorskip("dfme.teachers.owner.serve.server").Serving
+KEY = "the-key-of-the-drill"
+SMALL = "--budget 400 --student.arch cnn_small --student.steps 40 --wait 0.2".split()
+LIVE = ["--evaluation.dataset", "digits", *SMALL]
+AT_ONCE = 64
+
+
+@pytest.fixture
+def keyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current directory with the embedded teachers, and a key in the environment."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "teachers").symlink_to(PROJECT / "teachers")
+    monkeypatch.setenv("DRILL_KEY", KEY)
+    return tmp_path
+
+
+def of_v2(url: str, *words: str) -> tuple[int, str, str]:
+    teacher = f"--teacher v2 --teacher.url {url} --teacher.model digits"
+    return drill(*teacher.split(), *words)
+
+
+def attack(count: int = 400) -> torch.Tensor:
+    """Images as the recipe frugal begins with."""
+    rng = torch.Generator().manual_seed(0)
+    return ProceduralImages(ImageSpec((1, 8, 8)), ["leaves", "pen"]).draw(count, rng)
+
+
+def first_alarm(path: Path, account: str) -> dict[str, Any]:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    own = [line for line in lines if line["account"] == account]
+    return own[0]
+
+
+def judged(out: str, alarm: dict[str, Any], before: int, step: int) -> dict[str, Any]:
+    """The outcome in ``out``, held against the service's own first alarm, which came after
+    ``before`` images that were not the attack's.
+    """
+    told = outcome(out)
+    number = alarm["image"] - before
+    assert number <= told["images"], "an upper bound"
+    assert told["images"] - number < 4 * step, "seen within some requests"
+    assert json.loads(told["alarm"]) == alarm
+    return told
+
+
+@pytest.mark.timeout(200)
+def test_a_served_teacher_is_drilled_live_and_by_a_record(keyed: Path) -> None:
+    bench = Bench(keyed)
+    line = (
+        "serve --port 0 --device cpu --api-key-env DRILL_KEY,OTHER_KEY --watch coverage,scores "
+        "--benign digits --alarm-file alarms.jsonl"
+    )
+    bench.environment |= {"DRILL_KEY": KEY, "OTHER_KEY": "of somebody else"}
+    os.environ["OTHER_KEY"] = "of somebody else"
+    process = bench.start(line.split())
+    try:
+        assert process.stdout is not None
+        url = re.findall(r"http://127\.0\.0\.1:\d+", process.stdout.readline())[0]
+        words = [*LIVE, "--alarm-file", "alarms.jsonl"]
+        code, out, err = of_v2(url, *words, "--teacher.api-key-env", "DRILL_KEY", "--out", "live")
+        assert code == 0, err
+        alarm = first_alarm(keyed / "alarms.jsonl", account_tag(KEY))
+        told = judged("live", alarm, EVALUATED, BATCH)
+        assert told["agreement"] == agreement_by("live", told["images"])
+        assert out.splitlines()[-2].startswith(f"drill: rang after {told['images']} images, when")
+        assert KEY not in out + err + "".join(
+            path.read_text(errors="ignore") for path in Path("live").iterdir() if path.is_file()
+        )
+        # an ordinary run, of which a report can be drawn again
+        assert in_this_process(["report", "live"])[0] == 0
+        # the very images again, by another account, which the service does not know yet
+        run = "extract --recipe frugal --record-queries true --evaluation.dataset digits --out run"
+        local = f"{run} --teacher.checkpoint {PROJECT / WEIGHTS} --budget 400".split()
+        assert in_this_process([*local, *SMALL[2:6]])[0] == 0
+        words = ["--alarm-file", "alarms.jsonl", "--wait", "0.2", "--from", "run"]
+        code, out, err = of_v2(url, *words, "--teacher.api-key-env", "OTHER_KEY", "--out", "again")
+        assert code == 0, err
+        alarm = first_alarm(keyed / "alarms.jsonl", account_tag("of somebody else"))
+        told = judged("again", alarm, 0, AT_ONCE)
+        assert told["images"] == -(-alarm["image"] // AT_ONCE) * AT_ONCE
+        assert told["agreement"] == agreement_by("run", told["images"])
+        summary = json.loads(Path("run/summary.json").read_text())
+        assert told["agreement_end"] == summary["agreement"]
+    finally:
+        del os.environ["OTHER_KEY"]
+        process.send_signal(signal.SIGTERM)
+        served_line, _ = process.communicate(timeout=60)
+    counts = [audit(Path(name, "ledger.jsonl")) for name in ("live", "again")]
+    images = sum(each.spent + each.evaluation_queries for each in counts)
+    assert f"served {images:,} images" in served_line
+
+
+APP = """
+import dfme
+import numpy as np
+import torch
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+
+async def predict(request):
+    rows = np.array((await request.json())["instances"], np.float32)
+    scores = MODEL(torch.from_numpy(rows.transpose(0, 3, 1, 2).copy()))
+    return JSONResponse({"predictions": scores.tolist()})
+
+
+app = Starlette(routes=[Route("/v1/models/digits:predict", predict, methods=["POST"])])
+"""
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("account", ["Authorization", "X-API-Key", None])
+def test_an_app_behind_a_guard_is_drilled(keyed: Path, account: str | None) -> None:
+    space: dict[str, Any] = {"MODEL": digits()}
+    exec(compile(APP, "app.py", "exec"), space)
+    alarms = keyed / "alarms.jsonl"
+    who = {} if account is None else {"account": account}
+    app = dfme.Guard(
+        space["app"],
+        teacher=str(PROJECT / WEIGHTS),
+        form=str(PROJECT / "configs/adapters/tf_serving.yaml"),
+        paths=["/v1/models/{name}:predict"],
+        watch="coverage,scores",
+        benign="digits",
+        alarm_file=str(alarms),
+        **who,
+    )
+    recorded_run(keyed / "run", attack())
+    with served(app) as port:
+        teacher = f"--teacher tf-serving --teacher.url http://127.0.0.1:{port}/v1/models/digits"
+        form = ":predict --teacher.shape 1,8,8 --teacher.num-classes 10"
+        words = [*f"{teacher}{form}".split(), "--teacher.api-key-env", "DRILL_KEY"]
+        words += ["--teacher.api-key-header", account or "X-Nobody", "--alarm-file", str(alarms)]
+        code, _, err = drill(*words, "--from", "run", "--wait", "0.2", "--out", "out")
+    assert code == 0, err
+    sent = {"Authorization": f"bearer {KEY}", "X-API-Key": KEY, None: ""}[account]
+    told = judged("out", first_alarm(alarms, account_tag(sent)), 0, AT_ONCE)
+    assert told["teacher"] == f"127.0.0.1:{port}"
+
+
+@contextmanager
+def receiver(log: Path) -> Iterator[str]:
+    """A webhook's receiver, which appends a line for each alarm; its address."""
+
+    def note(request: Request) -> bytes:
+        with log.open("a") as file:
+            file.write(f"ALARM \x1b[31m{request.json['detector']}\n")
+        return http({})
+
+    with Service(note) as service:
+        yield service.url
+
+
+def posted(url: str) -> Callable[[Alarm], None]:
+    """What tells a receiver of an alarm."""
+    return lambda alarm: httpx2.post(url, json=alarm.entry()).raise_for_status() and None
+
+
+@pytest.mark.timeout(200)
+def test_a_webhook_is_heard_also_after_the_last_image(keyed: Path) -> None:
+    teacher = watched("scores")
+    log = keyed / "webhook.log"
+    log.write_text("the service is up\n")
+    recorded_run(keyed / "run", attack())
+    with receiver(log) as url, Serving(teacher, "digits") as serving:
+        teacher.watch.alarmed = posted(url)
+        words = ["--from", "run", "--webhook-log", str(log), "--match", "ALARM", "--out", "out"]
+        code, out, err = of_v2(serving.url, *words)
+        assert code == 0, err
+        assert serving.meter.images == 400
+    told = outcome()
+    assert (told["channel"], told["alarm"]) == ("webhook_log", "ALARM ?[31mscores")
+    assert told["images"] <= 400
+    assert "\x1b" not in out + err
+    # a queue between the alarm and its line: it is heard while waiting
+    late = threading.Timer(1.5, lambda: log.open("a").write("late\n"))
+    with Serving(digits(), "digits") as serving:
+        words = ["--from", "run", "--webhook-log", str(log), "--wait", "20", "--out", "late"]
+        late.start()
+        code, out, err = of_v2(serving.url, *words, "--budget", "64")
+    late.join()
+    assert code == 0
+    assert (outcome("late")["images"], outcome("late")["alarm"]) == (64, "late")
+    assert "all is asked; listening for 20 s more" in err
+
+
+@pytest.mark.timeout(200)
+def test_it_rings_and_refuses(keyed: Path) -> None:
+    teacher = watched("scores", on_alarm="refuse")
+    alarms = keyed / "alarms.jsonl"
+    teacher.watch.alarmed = AlarmFile(alarms, print)
+    recorded_run(keyed / "run", attack())
+    with Serving(teacher, "digits", key=KEY) as serving:
+        words = ["--alarm-file", str(alarms), "--teacher.api-key-env", "DRILL_KEY"]
+        code, out, err = of_v2(serving.url, *words, "--from", "run", "--out", "out")
+        assert code == 0, err
+        images = serving.meter.images
+    told = judged("out", first_alarm(alarms, account_tag(KEY)), 0, AT_ONCE)
+    assert told["refused_at"] == told["images_in_all"] == images < 400
+    assert f"the service refused us after {images} images" in out
+
+
+@pytest.mark.timeout(200)
+def test_it_never_rings(keyed: Path) -> None:
+    teacher = watched("prada")
+    alarms = keyed / "alarms.jsonl"
+    teacher.watch.alarmed = AlarmFile(alarms, print)
+    with Serving(teacher, "digits") as serving:
+        code, out, err = of_v2(serving.url, *LIVE, "--alarm-file", str(alarms), "--out", "out")
+    assert code == 4, err
+    summary = json.loads(Path("out/summary.json").read_text())
+    assert outcome()["agreement_end"] == summary["agreement"]
+    assert f"drill: never rang in 400 images; the copy agrees on {summary['agreement']:.1%}" in out
+    assert alarms.read_text() == ""
