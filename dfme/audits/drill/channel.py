@@ -176,7 +176,7 @@ class Channel:
         text = line.decode(errors="replace").strip()
         if self._match is not None and self._match not in text:
             return None
-        shown = printable(text)[:MAX_SHOWN]
+        shown = _shown(text)
         if self.kind == "webhook_log":
             return Alarm(shown)
         try:
@@ -189,13 +189,19 @@ class Channel:
             self.unreadable += 1
             return None
         if self._accounts and account not in self._accounts and account != ALL:
-            self._count_other(printable(account)[:MAX_SHOWN])
+            self._count_other(_shown(account))
             return None
         image = entry.get("image")
         number = image if type(image) is int and 0 < image < 1 << 62 else None
-        return Alarm(shown, printable(detector)[:MAX_SHOWN], number)
+        return Alarm(shown, _shown(detector), number)
 
     def _count_other(self, account: str) -> None:
         if account not in self.others and len(self.others) >= MAX_ACCOUNTS:
             account = "others"
         self.others[account] += 1
+
+
+def _shown(text: str) -> str:
+    """The beginning of a stranger's text without what steers a terminal."""
+    beginning = text[:MAX_SHOWN]
+    return beginning if beginning.isprintable() else printable(beginning)

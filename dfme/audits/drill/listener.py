@@ -12,7 +12,7 @@ from dfme.audits.drill.result import Beside
 
 POLL_SECONDS = 0.02
 """Between two looks at the channel: as much later an alarm is seen at most."""
-MAX_LOOK = 16 * MAX_READ
+MAX_LOOK = 4 * MAX_READ
 """Bytes of the channel that one look takes, about: a flood does not hold up what asks."""
 
 

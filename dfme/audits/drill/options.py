@@ -6,7 +6,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from dfme.config.settings import ExtractConfig
-from dfme.config.values import CONFIG, Basic, Count, Images
+from dfme.config.values import CONFIG, Basic, Images
 
 MAX_BUDGET = 1 << 40
 """Images, where nobody said how many: all that are recorded are sent."""
@@ -32,7 +32,7 @@ class DrillConfig(ExtractConfig):
     """
     wait: Basic[Annotated[float, Field(ge=0, le=86_400)]] = 10.0
     """seconds in which an alarm may come after the last image"""
-    within: Basic[Count | None] = None
+    within: Basic[Images | None] = None
     """images after which an alarm is too late (exit code 4)"""
     stop_at_alarm: Basic[bool] = False
     """ask nothing more once it rang"""

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,8 @@ from dfme.report.run_files import read_summary
 from dfme.report.terminal import StatusLine
 from dfme.run.build import build_oracle, build_teacher, facts_of
 from dfme.run.directory import QUERIES, RunDirectory
-from dfme.run.job import document
+from dfme.run.job import document, resume_command
+from dfme.run.loop import Interrupt
 from dfme.run.recipes import plain_name
 from dfme.spec import Teacher
 
@@ -159,14 +160,21 @@ def replay(
         line.note(f"{_facts(job, teacher, attack)}; recorded in {printable(str(out))}")
         drill.begin(oracle.ledger, line.note, lambda: None)
         refused_at = None
+        finished = True
+        again = resume_command(out, job, "drill")
         try:
-            _send(oracle, attack.queries, drill, line)
+            with Interrupt(announce=True) as interrupt:
+                finished = _send(oracle, attack.queries, drill, line, interrupt.requested)
         except TeacherError as error:
             refused_at = drill.refused_at(error)
             if refused_at is None:
-                raise
+                kept = f"{error.message}; all that was paid is kept: {again}"
+                raise TeacherError(kept) from error
+        except KeyboardInterrupt:
+            line.note(f"stopped at once, all that was paid is kept; go on with:\n  {again}")
+            raise
         checks.verify()
-        return drill.ended(True, refused_at, line.note), out
+        return drill.ended(finished, refused_at, line.note), out
 
 
 def _directory(job: Job) -> RunDirectory:
@@ -192,21 +200,32 @@ def _parts(oracle: Oracle, total: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + most, total)
 
 
-def _send(oracle: Oracle, queries: RecordedQueries, drill: Drill, line: StatusLine) -> None:
-    """Send the images, to the end of the budget, or to the alarm where nothing more is asked."""
+def _send(
+    oracle: Oracle,
+    queries: RecordedQueries,
+    drill: Drill,
+    line: StatusLine,
+    stopped: Callable[[], bool],
+) -> bool:
+    """Send the images, to the end of the budget, or to the alarm where nothing more is asked; False
+    where it was ``stopped`` on the way.
+    """
     total = min(oracle.ledger.budget, len(queries))
     progress = Progress(drill, line, total)
     drill.listener.on_look = progress.tick
     with torch.no_grad():
         for start, stop in _parts(oracle, total):
             if drill.is_over:
-                return
+                break
+            if stopped():
+                return False
             try:
                 oracle(queries.images(start, stop), purpose="check")
             except BudgetExhausted:  # what a service failed to answer is charged too
-                return
+                break
             drill.listener.look()
             progress.sent(stop)
+    return True
 
 
 class Progress:

@@ -24,7 +24,7 @@ from dfme.oracle.ledger_log import audit
 from dfme.report.console import teacher_name
 from dfme.report.metrics import read_metrics
 from dfme.report.run_files import Series
-from dfme.run.job import document
+from dfme.run.job import document, resume_command
 from dfme.run.recipes import plain_name
 
 REFUSALS = ("401", "403", "429", "quota", "watch")
@@ -82,6 +82,7 @@ class Drill:
         curve: Callable[[], Curve],
     ) -> None:
         self.out = Path(job.config.out or "")
+        self._job = job
         self.listening = listening
         self.tell = tell
         self.teacher = teacher_name(document(job)["teacher"])
@@ -177,8 +178,13 @@ class Drill:
         until = time.monotonic() + self.listening.wait
         if finished and self.listener.first is None and self.listening.wait:
             tell(f"all is asked; listening for {self.listening.wait:g} s more")
-        while finished and self.listener.first is None and time.monotonic() < until:
-            time.sleep(POLL_SECONDS)
+        try:
+            while finished and self.listener.first is None and time.monotonic() < until:
+                time.sleep(POLL_SECONDS)
+        except KeyboardInterrupt:
+            again = resume_command(self.out, self._job, "drill")
+            tell(f"stopped while listening, all is kept; go on with:\n  {again}")
+            raise
         self.listener.stop()
         return self.result(finished, self.charged, refused_at)
 

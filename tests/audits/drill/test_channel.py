@@ -131,6 +131,7 @@ def test_a_line_without_end_is_cut_and_its_rest_is_no_line(tmp_path: Path) -> No
     assert lines_of(tail) == [b"next"]
 
 
+@pytest.mark.exhaustive
 def test_a_flood_is_read_in_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "alarms"
     tail = Tail(path)
