@@ -138,14 +138,10 @@ class Drill:
         """The outcome after so many images, also in drill.json."""
         first = self.listener.first
         curve = self.curve()
-        earlier = self.earlier
-        heard = curve.at(first.images) if first else None
-        if earlier is not None and earlier.rang and earlier.agreement is not None:
-            heard = earlier.agreement
         result = DrillResult(
             rang=first is not None,
             images=first.images if first else None,
-            agreement=heard,
+            agreement=curve.at(first.images) if first else None,
             agreement_end=curve.end,
             constant=curve.constant,
             images_in_all=asked,
@@ -203,9 +199,8 @@ class Drill:
             self.listener.tail.close()
 
     def _heard(self, ring: Ring) -> None:
-        result = self.result(False, ring.images)
-        when = "" if result.agreement is None else f", when it agreed on {result.agreement:.1%}"
-        self.tell(f"RANG after {ring.images:,} images{when}: {ring.alarm.text}")
+        self.result(False, ring.images)
+        self.tell(f"RANG after {ring.images:,} images: {ring.alarm.text}")
         if self.is_over:
             self._stop()
 
