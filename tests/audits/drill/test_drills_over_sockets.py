@@ -4,10 +4,12 @@ import json
 import os
 import re
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import httpx2
@@ -19,7 +21,6 @@ from guarded_apps import served
 from processes import PROJECT, Bench, in_this_process
 from service import Request, Service, http
 
-import dfme
 from dfme.oracle.ledger import audit
 from dfme.queries.programs import ProceduralImages
 from dfme.spec import ImageSpec
@@ -38,7 +39,8 @@ AT_ONCE = 64
 def keyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A current directory with the embedded teachers, and a key in the environment."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "teachers").symlink_to(PROJECT / "teachers")
+    for name in ("teachers", "configs"):
+        (tmp_path / name).symlink_to(PROJECT / name)
     monkeypatch.setenv("DRILL_KEY", KEY)
     return tmp_path
 
@@ -119,42 +121,31 @@ def test_a_served_teacher_is_drilled_live_and_by_a_record(keyed: Path) -> None:
     assert f"served {images:,} images" in served_line
 
 
-APP = """
-import dfme
-import numpy as np
-import torch
-from starlette.applications import Starlette
-from starlette.responses import JSONResponse
-from starlette.routing import Route
-
-
-async def predict(request):
-    rows = np.array((await request.json())["instances"], np.float32)
-    scores = MODEL(torch.from_numpy(rows.transpose(0, 3, 1, 2).copy()))
-    return JSONResponse({"predictions": scores.tolist()})
-
-
-app = Starlette(routes=[Route("/v1/models/digits:predict", predict, methods=["POST"])])
-"""
+def app_of_the_docs(**changed: str) -> Any:
+    """The app behind a guard that docs/drill.md shows, with some of the guard's options changed."""
+    page = (PROJECT / "docs/drill.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    for name, text in changed.items():
+        code, count = re.subn(rf'\b{name}="[^"]*",', text, code)
+        assert count == 1
+    model = ModuleType("my_model")
+    teacher = digits()
+    model.model = lambda images: teacher(images)  # type: ignore[attr-defined]
+    space: dict[str, Any] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "my_model", model)
+        exec(compile(code, "docs/drill.md", "exec"), space)
+    return space["app"]
 
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("account", ["Authorization", "X-API-Key", None])
 def test_an_app_behind_a_guard_is_drilled(keyed: Path, account: str | None) -> None:
-    space: dict[str, Any] = {"MODEL": digits()}
-    exec(compile(APP, "app.py", "exec"), space)
+    pytest.importorskip("fastapi")
     alarms = keyed / "alarms.jsonl"
-    who = {} if account is None else {"account": account}
-    app = dfme.Guard(
-        space["app"],
-        teacher=str(PROJECT / WEIGHTS),
-        form=str(PROJECT / "configs/adapters/tf_serving.yaml"),
-        paths=["/v1/models/{name}:predict"],
-        watch="coverage,scores",
-        benign="digits",
-        alarm_file=str(alarms),
-        **who,
-    )
+    who = "" if account is None else f'account="{account}",'
+    both = 'watch="coverage,scores",'
+    app = app_of_the_docs(account=who, watch=both, on_alarm='on_alarm="log",')
     recorded_run(keyed / "run", attack())
     with served(app) as port:
         teacher = f"--teacher tf-serving --teacher.url http://127.0.0.1:{port}/v1/models/digits"
@@ -166,6 +157,25 @@ def test_an_app_behind_a_guard_is_drilled(keyed: Path, account: str | None) -> N
     sent = {"Authorization": f"bearer {KEY}", "X-API-Key": KEY, None: ""}[account]
     told = judged("out", first_alarm(alarms, account_tag(sent)), 0, AT_ONCE)
     assert told["teacher"] == f"127.0.0.1:{port}"
+
+
+@pytest.mark.timeout(200)
+def test_the_guard_of_the_docs_rings_and_refuses_in_a_live_drill(keyed: Path) -> None:
+    pytest.importorskip("fastapi")
+    with served(app_of_the_docs()) as port:
+        teacher = f"--teacher tf-serving --teacher.url http://127.0.0.1:{port}/v1/models/digits"
+        form = ":predict --teacher.shape 1,8,8 --teacher.num-classes 10"
+        words = [*f"{teacher}{form}".split(), "--teacher.api-key-env", "DRILL_KEY"]
+        words += ["--teacher.api-key-header", "X-API-Key", "--alarm-file", "alarms.jsonl"]
+        code, out, err = drill(*words, *LIVE, "--out", "out")
+    assert code == 0, err
+    told = outcome("out")
+    alarm = first_alarm(keyed / "alarms.jsonl", account_tag(KEY))
+    # the request that rings is answered; those beside it may be, too
+    number = alarm["image"] - EVALUATED
+    assert number <= told["images"]
+    assert told["refused_at"] <= number + 4 * BATCH
+    assert f"the service refused us after {told['refused_at']} images" in out
 
 
 @contextmanager
