@@ -26,9 +26,24 @@ RECIPE = "frugal"
 BUDGET = "3k"
 CHANNELS = ("alarm_file", "webhook_log")
 OF_TRAINING = (
-    *("recipe", "until_agreement", "minutes", "precision", "channels_last", "deterministic"),
-    *("checkpoint_seconds", "shared_answers", "record_queries", "seed"),
-    *("schedule", "student", "evaluation", "answers", "wandb", "method", "queries", "estimator"),
+    "recipe",
+    "seed",
+    "until_agreement",
+    "minutes",
+    "precision",
+    "channels_last",
+    "deterministic",
+    "checkpoint_seconds",
+    "shared_answers",
+    "record_queries",
+    "schedule",
+    "student",
+    "evaluation",
+    "answers",
+    "wandb",
+    "method",
+    "queries",
+    "estimator",
 )
 """Options and sections that only training reads."""
 

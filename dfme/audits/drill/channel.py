@@ -40,7 +40,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Alarm:
+class HeardAlarm:
     """A line of the channel that counts. ``image``: the number that it names, of its account."""
 
     text: str
@@ -114,7 +114,12 @@ class Tail:
             self._fd = -1
 
     def _chunk(self) -> bytes:
-        chunk = os.pread(self._fd, MAX_READ, self._at)
+        try:
+            chunk = os.pread(self._fd, MAX_READ, self._at)
+        except OSError as error:  # of a disk, or a file system that is gone
+            self.trouble = error.strerror or str(error)
+            return b""
+        self.trouble = ""
         self._at += len(chunk)
         return chunk
 
@@ -154,7 +159,7 @@ class Tail:
         return (facts.st_dev, facts.st_ino) != (here.device, here.inode) and self._open()
 
 
-class Channel:
+class AlarmChannel:
     """What the lines of a channel say.
 
     ``accounts``: the tags of this client, of which alarms count; empty: of any. ``match``: the text
@@ -171,14 +176,14 @@ class Channel:
         self._match = match
         self._accounts = accounts
 
-    def hear(self, line: bytes) -> Alarm | None:
+    def hear(self, line: bytes) -> HeardAlarm | None:
         """The alarm of a line, if it counts."""
         text = line.decode(errors="replace").strip()
         if self._match is not None and self._match not in text:
             return None
         shown = _shown(text)
         if self.kind == "webhook_log":
-            return Alarm(shown)
+            return HeardAlarm(shown)
         try:
             entry = json.loads(text)
             detector = entry["detector"]
@@ -193,7 +198,7 @@ class Channel:
             return None
         image = entry.get("image")
         number = image if type(image) is int and 0 < image < 1 << 62 else None
-        return Alarm(shown, _shown(detector), number)
+        return HeardAlarm(shown, _shown(detector), number)
 
     def _count_other(self, account: str) -> None:
         if account not in self.others and len(self.others) >= MAX_ACCOUNTS:

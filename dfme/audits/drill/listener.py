@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from dfme.audits.drill.channel import MAX_READ, Alarm, Channel, Tail
-from dfme.audits.drill.result import Beside
+from dfme.audits.drill.channel import MAX_READ, AlarmChannel, HeardAlarm, Tail
+from dfme.audits.drill.result import Remarks
 
 POLL_SECONDS = 0.02
 """Between two looks at the channel: as much later an alarm is seen at most."""
@@ -16,7 +16,7 @@ MAX_LOOK = 4 * MAX_READ
 """Bytes of the channel that one look takes, about: a flood does not hold up what asks."""
 
 
-class Meter(Protocol):
+class ChargedImages(Protocol):
     """How far the asking is: ``spent`` images are charged, ``evaluation_queries`` came before."""
 
     @property
@@ -31,7 +31,7 @@ class Ring:
     """The first alarm that counted, and the images that were charged when it was seen."""
 
     images: int
-    alarm: Alarm
+    alarm: HeardAlarm
 
 
 class Listener:
@@ -43,7 +43,7 @@ class Listener:
     """
 
     def __init__(
-        self, tail: Tail, channel: Channel, first: Ring | None = None, early: int = 0
+        self, tail: Tail, channel: AlarmChannel, first: Ring | None = None, early: int = 0
     ) -> None:
         self.tail = tail
         self.channel = channel
@@ -53,14 +53,14 @@ class Listener:
         self.on_look: Callable[[], None] = lambda: None
         self.on_ring: Callable[[Ring], None] = lambda ring: None
         self.error: Exception | None = None
-        self._meter: Meter | None = None
+        self._meter: ChargedImages | None = None
         self._spent = 0
         self._floor = 0
         self._lock = threading.RLock()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def start(self, meter: Meter, charged: int = 0) -> None:
+    def start(self, meter: ChargedImages, charged: int = 0) -> None:
         """Listen while images are charged on this meter; ``charged``: by sessions before, of which
         some may be counted again.
         """
@@ -96,10 +96,10 @@ class Listener:
             if begins and self._spent:
                 self.on_begin()
 
-    def _charged(self, meter: Meter) -> int:
+    def _charged(self, meter: ChargedImages) -> int:
         return max(meter.spent, self._floor)
 
-    def _take(self, alarm: Alarm, meter: Meter) -> None:
+    def _take(self, alarm: HeardAlarm, meter: ChargedImages) -> None:
         spent = self._charged(meter)
         number = alarm.image
         # it may have come before, and be seen only now
@@ -119,14 +119,14 @@ class Listener:
         except Exception as error:  # is raised where the drill ends
             self.error = error
 
-    def beside(self, within: int | None) -> Beside:
+    def remarks(self, within: int | None) -> Remarks:
         """What the drill's sentence says besides its result."""
         others = self.channel.others
         alarm = None if self.first is None else self.first.alarm
         missing = self.tail.trouble and f"the channel cannot be read: {self.tail.trouble}"
         if not missing and not self.tail.exists:
             missing = "the channel's file was never there: do the service's alarms go to it?"
-        return Beside(
+        return Remarks(
             evaluation=self._meter.evaluation_queries if self._meter else 0,
             image=alarm.image if alarm else None,
             detector=alarm.detector if alarm else "",

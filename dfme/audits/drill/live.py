@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dfme.audits.drill.result import DrillResult, Listening
-from dfme.audits.drill.session import LEDGER, Curve, Drill, Tell
+from dfme.audits.drill.session import LEDGER, CopyCurve, Drill, Tell
 from dfme.config.settings import Job
 from dfme.errors import TeacherError
 from dfme.oracle.ledger_log import audit
@@ -29,11 +29,11 @@ def live(
     job = replace(job, config=replace(job.config, out=str(out)))
     runs: list[Run] = []
 
-    def curve() -> Curve:
+    def curve() -> CopyCurve:
         constant = None
         if runs and runs[0].examination.answers is not None:
             constant = baselines(runs[0].classified())["constant_agreement"]
-        return Curve.of_run(out, constant)
+        return CopyCurve.of_run(out, constant)
 
     drill = Drill(job, listening, accounts, tell, curve)
     if drill.earlier is not None and drill.earlier.finished:

@@ -12,7 +12,7 @@ import torch
 from dfme.audits.audit.result import recorded
 from dfme.audits.drill.options import MAX_BUDGET
 from dfme.audits.drill.result import DrillResult, Listening
-from dfme.audits.drill.session import Curve, Drill, Tell
+from dfme.audits.drill.session import CopyCurve, Drill, Tell
 from dfme.compute.device import choose_device
 from dfme.compute.modules import DeferredChecks
 from dfme.config.messages import printable
@@ -50,7 +50,7 @@ class RecordedAttack:
             raise UserError(f"--from: expected recorded queries, got none in {self.folder}")
         summary = read_summary(self.folder / "summary.json") or {}
         constant = (summary.get("baselines") or {}).get("constant_agreement")
-        self.curve = Curve.of_run(self.folder, constant)
+        self.curve = CopyCurve.of_run(self.folder, constant)
         config = load_yaml(self.folder / "config.yaml")
         method = config.get("method")
         name = method.get("name") if isinstance(method, dict) else method
@@ -211,7 +211,7 @@ def _send(
     where it was ``stopped`` on the way.
     """
     total = min(oracle.ledger.budget, len(queries))
-    progress = Progress(drill, line, total)
+    progress = SendingProgress(drill, line, total)
     drill.listener.on_look = progress.tick
     with torch.no_grad():
         for start, stop in _parts(oracle, total):
@@ -228,7 +228,7 @@ def _send(
     return True
 
 
-class Progress:
+class SendingProgress:
     """How far the asking is: a bar in a terminal, elsewhere a line now and then, by ``tick``."""
 
     def __init__(self, drill: Drill, line: StatusLine, total: int) -> None:

@@ -83,7 +83,7 @@ class ChannelRecord(Listening):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beside:
+class Remarks:
     """What the sentence says besides the result: see ``Listener``."""
 
     evaluation: int = 0
@@ -97,7 +97,7 @@ class Beside:
     within: int | None = None
 
 
-Form = TypeVar("Form", DrillResult, ChannelRecord)
+PartForm = TypeVar("PartForm", DrillResult, ChannelRecord)
 
 
 def _adapter(form: Any) -> TypeAdapter[Any]:
@@ -111,14 +111,14 @@ def write(folder: Path, part: DrillResult | ChannelRecord) -> None:
     write_text(folder / name, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
-def read(folder: Path, form: type[Form]) -> Form | None:
+def read(folder: Path, form: type[PartForm]) -> PartForm | None:
     """A part of a drill's directory; None where there is none. RunError for another content."""
     path = folder / (RESULT if form is DrillResult else CHANNEL)
     content = read_object(path)
     if not content:
         return None
     try:
-        part: Form = _adapter(form).validate_json(json.dumps(content))
+        part: PartForm = _adapter(form).validate_json(json.dumps(content))
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         place = ".".join(map(str, fault["loc"])) or "the whole"
@@ -133,42 +133,41 @@ def exit_code(result: DrillResult, within: int | None) -> int:
     return 0 if result.rang and in_time else NEVER_RANG
 
 
-def sentence(result: DrillResult, beside: Beside) -> str:
+def sentence(result: DrillResult, remarks: Remarks) -> str:
     """The outcome in words."""
     text = _rang(result) if result.rang else _silent(result)
-    if result.rang and beside.within is not None and (result.images or 0) > beside.within:
-        text += f"; too late: after more than the {beside.within:,} images of --within"
-    if result.rang and beside.detector:
-        text += f"; the alarm is of {beside.detector}{_place(beside)}"
+    if result.rang and remarks.within is not None and (result.images or 0) > remarks.within:
+        text += f"; too late: after more than the {remarks.within:,} images of --within"
+    if result.rang and remarks.detector:
+        text += f"; the alarm is of {remarks.detector}{_place(remarks)}"
     if result.refused_at is not None:
         text += f"; the service refused us after {result.refused_at:,} images"
-    if beside.early:
+    if remarks.early:
         text += (
-            f"; {beside.early:,} alarm{_s(beside.early)} came before the attack's first image, and "
-            "did not count"
+            f"; {_alarms(remarks.early)} came before the attack's first image, and did not count"
         )
-    if beside.of_others:
-        names = ", ".join(beside.others)
+    if remarks.of_others:
+        names = ", ".join(remarks.others)
         text += (
-            f"; {beside.of_others:,} alarm{_s(beside.of_others)} of another account ({names:.200}) "
-            "did not count: if that is this client, give --account"
+            f"; {_alarms(remarks.of_others)} of another account ({names:.200}) did not count: if "
+            "that is this client, give --account"
         )
-    if beside.unreadable:
-        lines = f"{beside.unreadable:,} line{_s(beside.unreadable)}"
-        text += f"; {lines} of the channel could not be read as an alarm"
-    if beside.missing:
-        text += f"; {beside.missing}"
+    if remarks.unreadable:
+        lines = "line" if remarks.unreadable == 1 else "lines"
+        text += f"; {remarks.unreadable:,} {lines} of the channel could not be read as an alarm"
+    if remarks.missing:
+        text += f"; {remarks.missing}"
     return text
 
 
-def _place(beside: Beside) -> str:
+def _place(remarks: Remarks) -> str:
     """Which image of its account an alarm names."""
-    if beside.image is None:
+    if remarks.image is None:
         return ""
     before = (
-        f", after this drill's {beside.evaluation:,} for evaluation" if beside.evaluation else ""
+        f", after this drill's {remarks.evaluation:,} for evaluation" if remarks.evaluation else ""
     )
-    return f" at image {beside.image:,} of its account{before}"
+    return f" at image {remarks.image:,} of its account{before}"
 
 
 def _rang(result: DrillResult) -> str:
@@ -197,5 +196,5 @@ def _constant(result: DrillResult) -> list[str]:
     return [] if result.constant is None else [f"one constant answer: {result.constant:.1%}"]
 
 
-def _s(count: int) -> str:
-    return "" if count == 1 else "s"
+def _alarms(count: int) -> str:
+    return "1 alarm" if count == 1 else f"{count:,} alarms"

@@ -6,8 +6,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from dfme.audits.drill.channel import Alarm, Channel, Mark, Tail
-from dfme.audits.drill.listener import POLL_SECONDS, Listener, Meter, Ring
+from dfme.audits.drill.channel import AlarmChannel, HeardAlarm, Mark, Tail
+from dfme.audits.drill.listener import POLL_SECONDS, ChargedImages, Listener, Ring
 from dfme.audits.drill.result import (
     CHANNEL,
     ChannelRecord,
@@ -35,14 +35,14 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Curve:
+class CopyCurve:
     """Agreements of a copy by queries, and that of one constant answer."""
 
     points: Series
     constant: float | None = None
 
     @staticmethod
-    def of_run(folder: Path, constant: float | None = None) -> "Curve":
+    def of_run(folder: Path, constant: float | None = None) -> "CopyCurve":
         """What a run's metrics.jsonl says so far; ``constant``: where it does not say that yet."""
         points: Series = []
         for record in read_metrics(folder / "metrics.jsonl"):
@@ -50,7 +50,7 @@ class Curve:
             if agreement is not None:
                 points.append((int(record["queries"] or 0), agreement))
                 constant = record.get("constant_agreement") or constant
-        return Curve(points, constant)
+        return CopyCurve(points, constant)
 
     def at(self, images: int) -> float | None:
         """The agreement in the last evaluation up to so many images; before the first, that of the
@@ -79,7 +79,7 @@ class Drill:
         listening: Listening,
         accounts: frozenset[str],
         tell: Tell,
-        curve: Callable[[], Curve],
+        curve: Callable[[], CopyCurve],
     ) -> None:
         self.out = Path(job.config.out or "")
         self._job = job
@@ -95,7 +95,7 @@ class Drill:
         if tail.trouble:
             raise UserError(f"{_flag(listening)}: cannot be read: {tail.trouble}")
         tags = frozenset([listening.account]) if listening.account else accounts
-        channel = Channel(listening.channel, listening.match, tags)
+        channel = AlarmChannel(listening.channel, listening.match, tags)
         first = _first(self.earlier)
         self.listener = Listener(tail, channel, first, before.early if before else 0)
         self.listener.on_begin = self.keep_channel
@@ -103,7 +103,7 @@ class Drill:
         self._from = tail.mark
         self._stop: Callable[[], None] = lambda: None
 
-    def begin(self, meter: Meter, tell: Tell, stop: Callable[[], None]) -> None:
+    def begin(self, meter: ChargedImages, tell: Tell, stop: Callable[[], None]) -> None:
         """Listen from now on; the directory is there, and nothing was asked in this session.
 
         ``stop`` ends the asking where it goes on to the first alarm alone.
@@ -155,7 +155,9 @@ class Drill:
             made=utc_now(),
             text="",
         )
-        result = replace(result, text=sentence(result, self.listener.beside(self.listening.within)))
+        result = replace(
+            result, text=sentence(result, self.listener.remarks(self.listening.within))
+        )
         write(self.out, result)
         return result
 
@@ -218,8 +220,8 @@ def _first(earlier: DrillResult | None) -> Ring | None:
     """The first alarm that a session before this one saw."""
     if earlier is None or earlier.images is None or earlier.alarm is None:
         return None
-    again = Channel(earlier.channel).hear(earlier.alarm.encode())
-    return Ring(earlier.images, again or Alarm(earlier.alarm))
+    again = AlarmChannel(earlier.channel).hear(earlier.alarm.encode())
+    return Ring(earlier.images, again or HeardAlarm(earlier.alarm))
 
 
 def _flag(listening: Listening) -> str:

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from dfme.audits.drill.channel import MAX_ACCOUNTS, MAX_LINE, MAX_READ, Alarm, Channel, Mark, Tail
+from dfme.audits.drill.channel import (
+    MAX_ACCOUNTS,
+    MAX_LINE,
+    MAX_READ,
+    AlarmChannel,
+    HeardAlarm,
+    Mark,
+    Tail,
+)
 
 
 def lines_of(tail: Tail) -> list[bytes]:
@@ -105,6 +113,24 @@ def test_what_is_no_file_or_may_not_be_read_is_said(tmp_path: Path) -> None:
         assert "ermission" in Tail(tmp_path / "locked").trouble
 
 
+def test_a_file_that_cannot_be_read_for_a_while_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    path = tmp_path / "alarms"
+    path.touch()
+    tail = Tail(path)
+    append(path, "one\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", failing)
+        assert lines_of(tail) == []
+        assert tail.trouble == "Input/output error"
+    assert lines_of(tail) == [b"one"]
+    assert tail.trouble == ""
+
+
 def test_a_later_session_goes_on_where_the_mark_stands(tmp_path: Path) -> None:
     path = tmp_path / "alarms"
     append(path, "before\n")
@@ -158,9 +184,9 @@ def line(**changed: object) -> bytes:
 
 
 def test_an_alarm_has_its_line_its_detector_and_its_image() -> None:
-    channel = Channel("alarm_file")
+    channel = AlarmChannel("alarm_file")
     text = line().decode()
-    assert channel.hear(line()) == Alarm(text, "labels", 71)
+    assert channel.hear(line()) == HeardAlarm(text, "labels", 71)
     for image in (None, "71", 7.5, True, -1, 0, 10**30):
         heard = channel.hear(line(image=image))
         assert heard is not None
@@ -186,17 +212,17 @@ def test_an_alarm_has_its_line_its_detector_and_its_image() -> None:
     ids=lambda content: repr(content[:30]),
 )
 def test_what_is_no_alarm_is_counted_as_unreadable(content: bytes) -> None:
-    channel = Channel("alarm_file")
+    channel = AlarmChannel("alarm_file")
     assert channel.hear(content) is None
     assert channel.unreadable == 1
-    heard = Channel("webhook_log").hear(content)
+    heard = AlarmChannel("webhook_log").hear(content)
     assert heard is not None
     assert heard.text.isprintable()
     assert len(heard.text) <= 300
 
 
 def test_alarms_of_this_account_and_of_all_traffic_count_others_by_their_names() -> None:
-    channel = Channel("alarm_file", accounts=frozenset(["eve", "anybody"]))
+    channel = AlarmChannel("alarm_file", accounts=frozenset(["eve", "anybody"]))
     assert channel.hear(line())
     assert channel.hear(line(account="all"))
     assert channel.hear(line(account="mallory\x1b[2J")) is None
@@ -208,11 +234,11 @@ def test_alarms_of_this_account_and_of_all_traffic_count_others_by_their_names()
 
 
 def test_only_a_line_that_holds_the_text_counts() -> None:
-    channel = Channel("webhook_log", match="stealing")
+    channel = AlarmChannel("webhook_log", match="stealing")
     assert channel.hear(b"disk full") is None
-    assert channel.hear(b"model-stealing suspected\x1b]0;owned\x07") == Alarm(
+    assert channel.hear(b"model-stealing suspected\x1b]0;owned\x07") == HeardAlarm(
         "model-stealing suspected?]0;owned?"
     )
-    named = Channel("alarm_file", match='"labels"')
+    named = AlarmChannel("alarm_file", match='"labels"')
     assert named.hear(line(detector="prada")) is None
     assert named.hear(line()) is not None

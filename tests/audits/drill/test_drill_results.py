@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from dfme.audits.drill.result import (
-    Beside,
     ChannelRecord,
     DrillResult,
+    Remarks,
     exit_code,
     read,
     sentence,
@@ -41,32 +41,32 @@ KEYS = (
 ).split()
 SENTENCES = {
     "rang after 412 images, when the copy agreed on 31.8% (one constant answer: 10.6%; in the end "
-    "93.9%)": (RANG, Beside()),
+    "93.9%)": (RANG, Remarks()),
     "rang after 412 images, when the recorded copy agreed on 31.8% (in the end 93.9%)": (
         replace(RANG, recorded="runs/x", constant=None),
-        Beside(),
+        Remarks(),
     ),
-    "rang after 412 images": (replace(RANG, agreement=None), Beside()),
+    "rang after 412 images": (replace(RANG, agreement=None), Remarks()),
     "never rang in 3,000 images; the copy agrees on 93.9% (one constant answer: 10.6%)": (
         SILENT,
-        Beside(),
+        Remarks(),
     ),
-    "never rang in 3,000 images": (replace(SILENT, agreement_end=None), Beside()),
+    "never rang in 3,000 images": (replace(SILENT, agreement_end=None), Remarks()),
     "never rang in 3,000 images; the service refused us after 2,950 images; 1 alarm came before "
     "the attack's first image, and did not count; 3 lines of the channel could not be read as an "
     "alarm": (
         replace(SILENT, agreement_end=None, refused_at=2_950),
-        Beside(early=1, unreadable=3),
+        Remarks(early=1, unreadable=3),
     ),
     "never rang in 3,000 images; 5 alarms of another account (a, b) did not count: if that is this "
     "client, give --account; gone": (
         replace(SILENT, agreement_end=None),
-        Beside(others=("a", "b"), of_others=5, missing="gone"),
+        Remarks(others=("a", "b"), of_others=5, missing="gone"),
     ),
     "rang after 412 images; too late: after more than the 400 images of --within; the alarm is of "
     "scores at image 771 of its account, after this drill's 359 for evaluation": (
         replace(RANG, agreement=None),
-        Beside(within=400, detector="scores", image=771, evaluation=359),
+        Remarks(within=400, detector="scores", image=771, evaluation=359),
     ),
 }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dfme.audits.drill.channel import Channel, Tail
+from dfme.audits.drill.channel import AlarmChannel, Tail
 from dfme.audits.drill.listener import Listener, Ring
 
 
@@ -31,7 +31,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def listener_at(path: Path) -> Listener:
-    return Listener(Tail(path), Channel("alarm_file"))
+    return Listener(Tail(path), AlarmChannel("alarm_file"))
 
 
 def test_the_first_alarm_counts_with_what_was_charged_when_it_was_seen(path: Path) -> None:

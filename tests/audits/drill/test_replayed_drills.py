@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,43 @@ def test_a_directory_that_is_neither_is_refused_and_so_is_an_audit_without_queri
     assert err.count("\n") == 1
     Path("recorded/queries/form.json").write_text(json.dumps({"schema": "dfme.queries/1"}))
     assert replayed()[0] == 2
+
+
+def audit_with(monkeypatch: pytest.MonkeyPatch, **places: str) -> None:
+    """An audit whose cheapest attack by scores has these cells, by their names, in these places."""
+    cells = [SimpleNamespace(name=name, dir=place) for name, place in places.items()]
+    lines = [
+        SimpleNamespace(row="frugal", mode="label", cells=["by_labels"]),
+        SimpleNamespace(row="frugal", mode="probabilities", cells=["first", "second"]),
+        SimpleNamespace(row="dfme", mode="probabilities", cells=["other"]),
+    ]
+    headline = SimpleNamespace(attacker="frugal", mode="probabilities")
+    audit = SimpleNamespace(headline=headline, price=lines, cells=cells)
+    monkeypatch.setattr("dfme.audits.drill.replay.recorded", lambda path: audit)
+
+
+def test_of_an_audit_the_cheapest_attack_is_taken_that_recorded_its_queries(
+    stage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("by_labels", "second", "other"):
+        recorded_run(stage / "recorded" / "cells" / name, images(70 if name == "second" else 20))
+    names = ("by_labels", "first", "second", "other")
+    audit_with(monkeypatch, **{name: f"cells/{name}" for name in names})
+    code, _, err = replayed()
+    assert code == 4, err
+    assert torch.equal(seen(), images(70))
+
+
+def test_of_an_audit_no_directory_elsewhere_is_read(
+    stage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded_run(stage / "elsewhere", images(20))
+    (stage / "recorded").mkdir()
+    (stage / "recorded" / "link").symlink_to(stage / "elsewhere")
+    audit_with(monkeypatch, first="../elsewhere", second="link")
+    code, _, err = replayed()
+    assert code == 2
+    assert "no run of the audit's cheapest attack (frugal) has recorded queries in" in err
 
 
 @pytest.mark.parametrize(
