@@ -241,6 +241,19 @@ def test_it_rings_and_refuses(keyed: Path) -> None:
 
 
 @pytest.mark.timeout(200)
+def test_a_quota_refuses_where_nobody_rings(keyed: Path) -> None:
+    recorded_run(keyed / "run", attack())
+    with Serving(digits("quota:images=150"), "digits") as serving:
+        words = ["--webhook-log", "alarms.log", "--wait", "0.1", "--from", "run", "--out", "out"]
+        code, out, err = of_v2(serving.url, *words)
+    assert code == 4, err
+    told = outcome()
+    assert (told["rang"], told["refused_at"], told["images_in_all"]) == (False, 128, 128)
+    assert "never rang in 128 images" in out
+    assert "the channel's file was never there" in out
+
+
+@pytest.mark.timeout(200)
 def test_it_never_rings(keyed: Path) -> None:
     teacher = watched("prada")
     alarms = keyed / "alarms.jsonl"
