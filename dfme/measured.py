@@ -141,6 +141,29 @@ class Detection:
     left_out: Mapping[str, str]
 
 
+ACCOUNTS = (1, 5, 25, 125, 1_250)
+"""Accounts over which a recorded attack is dealt out, offline."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitAttack:
+    """What a detector says of a recorded attack (``cell``) that is dealt out to so many
+    ``accounts``.
+
+    ``images``: of all accounts; ``most``: of the one that has most. ``alarmed``: accounts over
+    which it raised an alarm, None where it sees all traffic and names nobody. ``first_alarm``:
+    images that all accounts together had sent by the first one; None: never.
+    """
+
+    cell: str
+    detector: str
+    accounts: int
+    images: int
+    most: int
+    alarmed: int | None
+    first_alarm: int | None
+
+
 @dataclass(frozen=True)
 class LogDetection(Detection):
     """The same, and what they say of a log: of its largest accounts, of ``accounts_in_all``."""

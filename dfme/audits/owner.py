@@ -1,11 +1,11 @@
 """What an audit needs measured on the owner's side of one teacher."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
-from dfme.measured import Bill, Detection
+from dfme.measured import Bill, Detection, SplitAttack
 from dfme.spec import Shape, Teacher
 
 Metering = Callable[[Teacher], Teacher]
@@ -40,6 +40,18 @@ class Owner(Protocol):
     ) -> Detection:
         """What detectors say of honest accounts, ``sessions`` of each stream."""
 
+    def split(
+        self,
+        names: Sequence[str],
+        recorded: Mapping[str, Path],
+        tell: Callable[[str], None],
+        meter: Metering | None,
+    ) -> list[SplitAttack]:
+        """What detectors say of recorded queries (folders by a run's name) dealt out to many
+        accounts; nobody is asked but for what calibrates the detectors. RunError for a record that
+        does not fit.
+        """
+
     def train_twin(
         self, arch: str, shape: Shape, epochs: int, path: Path, tell: Callable[[str], None]
     ) -> None:
@@ -52,6 +64,11 @@ class Owner(Protocol):
 
     def billing_seconds(self, stacks: int, images: int, answer: float) -> float:
         """About the seconds of ``bills``, with ``answer`` seconds of an image."""
+
+    def splitting_seconds(self, images: int, looking: float) -> float:
+        """About the seconds of ``split`` for a record of so many images, with ``looking`` seconds
+        of the detectors for an image.
+        """
 
     def streamed(self, sessions: int) -> int:
         """Images of the honest accounts that ``detection`` asks."""

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from dfme import owner_side
+from dfme.audits.audit.accounts import recording
 from dfme.audits.audit.ladder import HAVING_LIKE
 from dfme.audits.audit.options import (
     ON_REQUEST,
@@ -32,6 +33,7 @@ from dfme.audits.audit.rows import (
     PublicStudent,
     RowLimits,
     divided,
+    images_shape,
     limits_of,
     public_student,
     quick_on_large,
@@ -53,9 +55,9 @@ from dfme.cli.flags import Flag, asks_to_resume, read_file, resumed, split_flags
 from dfme.cli.verify import reference_problems
 from dfme.config.defences import DETECTORS, NEED_FEATURES
 from dfme.config.layers import Layer, value_of
-from dfme.config.settings import EvaluationConfig, Job
+from dfme.config.settings import EvaluationConfig
 from dfme.config.values import Option, flatten, options_of
-from dfme.data import has_train_part, load_dataset, whole_name
+from dfme.data import has_train_part, whole_name
 from dfme.errors import Problem, UserError
 from dfme.run.job import PACKAGE
 from dfme.run.recipes import Content, with_variants
@@ -131,7 +133,7 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
     base = _base(settled, file, of_cells, public, ("python", "run.py", "audit", *words), teacher)
     with _rows_as_attackers():  # before any image is read; not in out, which may have other cells
         base.plan(comparison(settled, settled.attackers, settled.label_modes), out / "whole")
-    shape = _shape(base.job)
+    shape = images_shape(base.job)
     settled, halves, lacking = _halved(
         settled, config, replace(base.job.config.evaluation, dataset=dataset)
     )
@@ -140,7 +142,9 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
     limits = limits_of(config, halves, shape)
     settled, too_long = quick_on_large(settled, limits.side)
     planned = partial(base.plan, out=out)
-    first = _attacks(settled, limits, planned)
+    first, unrecorded = recording(
+        _attacks(settled, limits, planned), settled, shape, _says(layers, "record_queries")
+    )
     second = partial(_second, settled, limits, first, planned, shape)
     of_rows = [limits.of(settled, row) for row in settled.attackers]
     settled = max(of_rows, key=lambda options: options.budget)
@@ -153,11 +157,16 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
         second=second if tried else None,
         options={**own_options(config), **base.record},
         local=not away,
-        not_run=(*not_run, *lacking, *blind, *unfit, *too_long),
+        not_run=(*not_run, *lacking, *blind, *unfit, *too_long, *unrecorded),
         planned=planned,
         halves=halves,
         side=limits.side,
     )
+
+
+def _says(layers: Sequence[Layer], key: str) -> bool:
+    """Whether somebody gives this option."""
+    return value_of(layers, key) is not None
 
 
 def _base(
@@ -225,14 +234,6 @@ def _attacks(config: AuditConfig, limits: RowLimits, planned: Planned) -> Compar
     ]
     cells = tuple(cell for plan in plans for cell in plan.cells)
     return replace(plans[0], cells=cells)
-
-
-def _shape(job: Job) -> Shape | None:
-    """The images' shape, as stated or that of the evaluation images; None if neither says."""
-    on = job.config.evaluation
-    if job.teacher.shape is not None or on.dataset == "none":
-        return job.teacher.shape
-    return load_dataset(on.dataset, "test", root=on.root, download=on.download, lazy=True).shape
 
 
 def _second(

@@ -13,20 +13,22 @@ Images stand in the order in which they were answered, without those of an evalu
 come from somebody else: whatever does not fit is a RunError, in one line.
 """
 
+from __future__ import annotations
+
 import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Self
 
 from dfme.errors import DfmeError, RunError
 from dfme.files import AppendFile, make_folder, open_file, write_text
 from dfme.spec import ImageSpec, Shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SCHEMA = "dfme.queries/1"
 FORM = "form.json"
@@ -36,7 +38,7 @@ DISTANCES = "distances.f64"
 MAX_FORM_BYTES = 10_000
 MAX_CLASSES = 1_000_000
 MAX_IMAGES = 100_000_000
-DTYPES = {1: torch.uint8, 4: torch.float32, 8: torch.float64}
+DTYPES = {1: "uint8", 4: "float32", 8: "float64"}
 """Types of the stored numbers by their bytes."""
 
 
@@ -110,7 +112,7 @@ class QueryForm:
         except OSError as error:
             why = error.strerror or "it cannot be read"
         except RunError as error:
-            why = error.message
+            why = str(error)
         except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
             why = "it is none that a run wrote"
         raise RunError(f"{path}: expected the form of recorded queries: {why}")
@@ -155,7 +157,7 @@ class QueryRecord:
             stored[DISTANCES] = distance_B.detach().cpu().double()
         for name, numbers in stored.items():
             if numbers.numel():
-                self._files[name].append(memoryview(numbers.contiguous().numpy()).cast("B"))
+                self._files[name].append(numbers.contiguous().numpy().data.cast("B"))
 
     def cut(self, count: int) -> None:
         """Keep the first ``count`` images. RunError where there are fewer."""
@@ -250,8 +252,11 @@ class RecordedQueries:
                 file.seek(first * size)
                 rest = rest[file.readinto(rest[: count * size]) :]
         self._require(name, not rest)
-        numbers = torch.frombuffer(raw, dtype=DTYPES[number]) if raw else torch.empty(0)
-        return numbers.to(DTYPES[number]).view(-1, size // number)
+        import torch
+
+        dtype = getattr(torch, DTYPES[number])
+        numbers = torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
+        return numbers.view(-1, size // number)
 
     def _require(self, name: str, fine: bool) -> None:
         if not fine:

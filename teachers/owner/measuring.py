@@ -2,7 +2,7 @@
 then.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from dfme.config.defences import NEED_FEATURES
 from dfme.config.settings import Job, TeacherConfig
 from dfme.errors import OptionError
-from dfme.measured import Bill, Detection
+from dfme.measured import ACCOUNTS, Bill, Detection, SplitAttack
 from dfme.spec import ImageSpec, Shape, Teacher
 from dfme.teachers import KINDS
 from dfme.teachers.options import TrainDataConfig, TrainTeacherConfig
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 Metering = Callable[[Teacher], Teacher]
 """Puts a teacher behind a ledger."""
 Tell = Callable[[str], None]
+
+
+ACCOUNT_SECONDS = 0.003  # of new detectors over an account, beside those of its images; heuristic
 
 
 class Tools(Protocol):
@@ -51,6 +54,7 @@ class Measuring:
     def __init__(self, job: Job, tools: Tools) -> None:
         self._job = job
         self._tools = tools
+        self._teacher: Teacher | None = None
 
     def benign_meter(self, folder: Path, /) -> AbstractContextManager[Metering | None]:
         return nullcontext() if self._job.teacher.kind in KINDS else self._tools.meter(folder)
@@ -107,27 +111,55 @@ class Measuring:
         """``sessions``: by default as many as ``run.py detect`` has. ``other``: images of one more
         stream; ``log``: of a service.
         """
-        from dfme.compute.device import choose_device
-        from dfme.teachers.build import make_teacher
         from dfme.teachers.owner.watch.detection import detect
 
-        config = self._job.teacher
-        images = config.benign or self._job.config.evaluation.dataset
-        blind = [name for name in names if name in NEED_FEATURES and config.kind != "torch"]
-        watched = replace(
-            config,
-            watch=tuple(name for name in names if name not in blind),
-            benign=images,
-            on_alarm="log",
-            defences=(),
-            label_mode=None,
-        )
-        teacher = make_teacher(
-            watched, self._job.teacher_options, choose_device(self._job.config.device), meter=meter
-        )
-        seen = detect(teacher, images, other, tell=tell, log=log, sessions=sessions)
+        blind = self._blind(names)
+        teacher = self._watched(names, meter)
+        seen = detect(teacher, self._benign, other, tell=tell, log=log, sessions=sessions)
         why = dict.fromkeys(blind, "it looks into a network of kind torch")
         return replace(seen, left_out={**seen.left_out, **why})
+
+    def split(
+        self,
+        names: Sequence[str],
+        recorded: Mapping[str, Path],
+        tell: Tell,
+        meter: Metering | None = None,
+    ) -> list[SplitAttack]:
+        from dfme.teachers.owner.watch.accounts import split
+
+        teacher = self._watched(names, meter)
+        return split(teacher.info.watch, teacher.spec, recorded, tell)
+
+    @property
+    def _benign(self) -> str:
+        """The images that calibrate detectors."""
+        return self._job.teacher.benign or self._job.config.evaluation.dataset
+
+    def _blind(self, names: Sequence[str]) -> list[str]:
+        """Detectors that cannot see what they look at."""
+        is_torch = self._job.teacher.kind == "torch"
+        return [name for name in names if name in NEED_FEATURES and not is_torch]
+
+    def _watched(self, names: Sequence[str], meter: Metering | None) -> Teacher:
+        """The teacher under these detectors, calibrated once for all that is measured of them."""
+        from dfme.compute.device import choose_device
+        from dfme.teachers.build import make_teacher
+
+        blind = self._blind(names)
+        watch = tuple(name for name in names if name not in blind)
+        if self._teacher is None or self._teacher.info.watch.names != watch:
+            config = replace(
+                self._job.teacher,
+                watch=watch,
+                benign=self._benign,
+                on_alarm="log",
+                defences=(),
+                label_mode=None,
+            )
+            device = choose_device(self._job.config.device)
+            self._teacher = make_teacher(config, self._job.teacher_options, device, meter=meter)
+        return self._teacher
 
     def train_twin(self, arch: str, shape: Shape, epochs: int, path: Path, tell: Tell) -> None:
         if path.exists():
@@ -166,6 +198,10 @@ class Measuring:
             return 0.0
         # a row is asked three streams, and two sizes of calls are timed beside undefended ones
         return (1 + stacks) * (3 * images * answer + 2 * ROUNDS_SECONDS)
+
+    def splitting_seconds(self, images: int, looking: float) -> float:
+        begun = sum(min(accounts, images) for accounts in ACCOUNTS)
+        return len(ACCOUNTS) * images * looking + ACCOUNT_SECONDS * begun
 
     def streamed(self, sessions: int) -> int:
         from dfme.teachers.owner.watch.detector import SESSION, STREAMS

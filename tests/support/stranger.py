@@ -94,6 +94,8 @@ def work_out_again(out: Path) -> dict[str, Any]:
     assert audit["ledger"]["cost"] == near(price and audit["ledger"]["served"] * price / 1000)
     assert audit["ledger"]["cells"] == len(runs)
     _examined(audit, out)
+    if audit["accounts"] is not None:
+        _accounts(audit, by_name, runs)
     return audit  # type: ignore[no-any-return]
 
 
@@ -336,3 +338,30 @@ def _examined(audit: dict[str, Any], out: Path) -> None:
         before = [share for at, share in curve if at <= (seen["first_alarm"] or 0)]
         worth = before[-1] if before else audit["games"]["constant"]
         assert each["agreement_at_alarm"] == near(None if seen["first_alarm"] is None else worth)
+
+
+def _accounts(audit: dict[str, Any], by_name: dict[str, Any], runs: dict[str, Path]) -> None:
+    """One account is the run's own watch; what the queries were is what the ledger charged."""
+    part = audit["accounts"]
+    for each in part["alarms"]:
+        cell = by_name[each["cell"]]
+        assert (cell["mode"], cell["seed"]) == (
+            audit["target"]["label_mode"],
+            audit["options"]["seeds"][0],
+        )
+        assert each["images"] == cell["spent"]
+        assert (runs[each["cell"]] / "queries" / "scores.f64").stat().st_size == (
+            8 * audit["target"]["num_classes"] * cell["spent"]
+        )
+        assert each["most"] == math.ceil(cell["spent"] / each["accounts"])
+        if each["accounts"] == 1:
+            assert each["first_alarm"] == cell["alarms"][each["detector"]]
+        assert (each["first_alarm"] is None) == (each["alarmed"] == 0)
+    assert {(each["cell"], each["accounts"], each["detector"]) for each in part["alarms"]} == {
+        (each["cell"], count, detector)
+        for each in part["alarms"]
+        for count in (1, 5, 25, 125, 1_250)
+        for detector in cell["alarms"]
+    }
+    for share in part["shares"]:
+        assert share["most"] == math.ceil(part["queries"] / share["accounts"])

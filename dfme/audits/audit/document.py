@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from dfme.audits.audit import headline
+from dfme.audits.audit.accounts import agreement_by, many_accounts
 from dfme.audits.audit.advice import advice
 from dfme.audits.audit.backbone import public_backbone
 from dfme.audits.audit.findings import Findings, not_run
@@ -43,7 +44,7 @@ from dfme.audits.audit.result import (
 from dfme.audits.audit.rows import QUICK
 from dfme.audits.audit.sheets import controls, sheet
 from dfme.files import write_text
-from dfme.measured import Bill
+from dfme.measured import Bill, SplitAttack
 from dfme.oracle.ledger_log import Totals
 from dfme.report.console import teacher_name
 from dfme.report.page import embedded
@@ -60,13 +61,14 @@ from dfme.version import __version__
 class Measured:
     """Results of an audit's phases so far, beside those of its cells.
 
-    ``detection``: what the owner's side measured of detectors. ``under_quota``: the cell that was
-    attacked under the quota.
+    ``detection``: what the owner's side measured of detectors, ``split``: of attacks from many
+    accounts. ``under_quota``: the cell that was attacked under the quota.
     """
 
     not_run: list[NotRun]
     utility: Sequence[Bill] = ()
     detection: WatchedAttacks | None = None
+    split: Sequence[SplitAttack] = ()
     examination: CopyExamination = field(default_factory=CopyExamination)
     recognition: Recognition | None = None
     under_quota: str | None = None
@@ -111,12 +113,15 @@ def audit_of(
         ledger=findings.ledger(ledgers, spared_images(plan.out / SHARED)),
         taxonomy=headline.TAXONOMY,
         not_run=[*measured.not_run, *_unexamined(plan, examination), *not_run(findings.runs)],
-        limits=headline.what_it_does_not_tell(findings, len(seeds), plan.local),
+        limits=headline.what_it_does_not_tell(
+            findings, len(seeds), plan.local, bool(measured.split)
+        ),
         pictures=pictures(plan, first.attacker),
         quota=None,
         controls=[],
     )
     audit = replace(audit, quota=sheet(audit, measured.under_quota))
+    audit = replace(audit, accounts=many_accounts(audit, measured.split))
     return replace(audit, controls=controls(audit))
 
 
@@ -271,10 +276,6 @@ def _attack(
     constant: float | None,
 ) -> WatchedAttack:
     first = statistics["first_alarm"]
-    agreement = None
-    if first is not None:
-        scored = (point.agreement for point in reversed(cell.curve) if point.queries <= first)
-        agreement = next(scored, constant)
     return WatchedAttack(
         cell=cell.name,
         row=cell.row,
@@ -286,7 +287,7 @@ def _attack(
         first_alarm=first,
         largest=statistics["largest"],
         largest_600=statistics["largest_600"],
-        agreement_at_alarm=agreement,
+        agreement_at_alarm=agreement_by(cell, first, constant),
     )
 
 

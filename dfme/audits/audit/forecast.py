@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dfme.audits.audit.accounts import query_bytes, recorded_cells
 from dfme.audits.audit.examine import MAX_IMAGES, PROCEDURAL, open_twin
 from dfme.audits.audit.ladder import delay, parse_rate, possessed
 from dfme.audits.audit.options import TWIN_EPOCHS
@@ -36,6 +37,7 @@ class Forecast:
     most.
 
     ``seconds``: of each part, by its name; ``asking``: those of a stated rate, 0 without one.
+    ``recorded``: bytes of recorded queries.
     """
 
     plan: AuditPlan
@@ -46,6 +48,7 @@ class Forecast:
     transfer: int
     seconds: dict[str, float]
     asking: float
+    recorded: int = 0
 
     @property
     def total(self) -> int:
@@ -74,6 +77,16 @@ class Forecast:
         if (price := self.plan.job.teacher.price_per_1000) is not None:
             cost = f"cost at most {(self.total + self.evaluation) * price / 1000:,.2f}"
         return f"{self.text}; {self.evaluation:,} more to score the copies; {cost}"
+
+    @property
+    def disk(self) -> str:
+        """The recorded queries, in words; empty if there are none."""
+        if not self.recorded:
+            return ""
+        attacks = len(recorded_cells(self.plan.first))
+        end = "" if attacks == 1 else "s"
+        megabytes = math.ceil(self.recorded / 1e6)
+        return f"{megabytes:,} MB for the queries of {attacks} attack{end}, which are recorded"
 
     @property
     def time(self) -> str:
@@ -135,6 +148,7 @@ def forecast(
         benign=benign,
         transfer=transfer,
         seconds=seconds,
+        recorded=_recorded(plan, rehearsal),
         asking=(charged + evaluation) / rates_of(plan.job).get("images_per_second", math.inf),
     )
     if config.total is not None and expected.total > config.total:
@@ -160,6 +174,7 @@ def plan_table(plan: AuditPlan, expected: Forecast, left_out: Sequence[NotRun]) 
         ("defences", ", ".join(config.defences) or "none"),
         ("images", expected.line),
         ("time", expected.time),
+        *([("on disk", expected.disk)] if expected.disk else []),
         *(("left out", f"{part.what}: {part.why}") for part in left_out),
     ]
     return table(rows)
@@ -216,6 +231,7 @@ def _seconds(
         "for the attacks": rehearsal.total(cells, plan.first.jobs),
         "to bill honest users": owner.billing_seconds(len(plan.texts), images, answer),
         "to watch honest accounts": _watching(plan, rehearsal, answer, owner),
+        "to score the attacks from many accounts": _splitting(plan, rehearsal, answer, owner),
         "to try to recognise the copies": LOOKED_AT * answer if plan.config.references else 0.0,
         "to examine the copies": by_students * step + by_teacher * answer,
     }
@@ -226,3 +242,20 @@ def _watching(plan: AuditPlan, rehearsal: Rehearsal, answer: float, owner: Owner
     if not plan.accounts:
         return 0.0
     return rehearsal.building + owner.streamed(plan.accounts) * (rehearsal.watched or answer)
+
+
+def _recorded(plan: AuditPlan, rehearsal: Rehearsal | None) -> int:
+    """Bytes of all recorded queries; 0 where no attack is left to be run."""
+    if rehearsal is None:
+        return 0
+    size = query_bytes(rehearsal.spec, rehearsal.num_classes)
+    return size * sum(cell.budget for cell in recorded_cells(plan.first))
+
+
+def _splitting(plan: AuditPlan, rehearsal: Rehearsal, answer: float, owner: Owner) -> float:
+    """Seconds of the detectors that look at recorded queries as many accounts would send them."""
+    if not rehearsal.watched:
+        return 0.0
+    looking = max(0.0, rehearsal.watched - answer)
+    cells = recorded_cells(plan.first)
+    return sum(owner.splitting_seconds(cell.budget, looking) for cell in cells)

@@ -302,8 +302,18 @@ def _second(findings: Findings, labels: LabelsPrice | None) -> str:
     )
 
 
-def what_it_does_not_tell(findings: Findings, seeds: int, local: bool) -> list[str]:
-    """The sentences below every audit."""
+ONE_CLIENT = "Every attack came from one client. "
+DIVIDED = "Several clients divide a quota, and what a detector sees, among them."
+SPLIT = (
+    "We dealt its queries out to many accounts afterwards, in turn; accounts that share what they "
+    "learn in another way may be seen later, or never."
+)
+
+
+def what_it_does_not_tell(
+    findings: Findings, seeds: int, local: bool, split: bool = False
+) -> list[str]:
+    """The sentences below every audit. ``split``: attacks were scored as from many accounts."""
     rows = ", ".join(dict.fromkeys(line.row for line in findings.price))
     images = "images of your task"
     if any(line.has_images for line in findings.price):
@@ -327,8 +337,7 @@ def what_it_does_not_tell(findings: Findings, seeds: int, local: bool) -> list[s
         "answers: name one by --student.arch, your model's own first.",
         *([] if findings.holds_data or not local else [GATES]),
         *([DATA_FREE] if findings.without_images != findings.price and findings.defences else []),
-        "Every attack came from one client. Several clients divide a quota, and what a detector "
-        "sees, among them.",
+        ONE_CLIENT + (SPLIT if split else DIVIDED),
         "We do not count what an attacker learns elsewhere, such as answers of an earlier version.",
         "The figures hold for this model and these answers. Another model, or this one trained "
         "again, has others.",

@@ -10,6 +10,7 @@ from typing import Any
 
 from dfme.audits.audit.ladder import delay, not_tried
 from dfme.audits.audit.options import APPENDIX
+from dfme.audits.audit.page_accounts import accounts_table
 from dfme.audits.audit.page_parts import (
     FIXED,
     UNKNOWN,
@@ -146,6 +147,7 @@ def _first(audit: AuditResult) -> dict[str, Any]:
         "points": [PointRow(name_of(point), kind_of(point), point) for point in audit.pareto],
         "pareto": pareto(audit),
         "alarms": [*_alarms(audit)],
+        "accounts": accounts_table(audit),
         "shown": [picture for picture in pictures if SHEET.fullmatch(picture.image)],
     }
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from dfme.audits.audit.ladder import weights_of
 from dfme.audits.audit.options import LARGE_SIDE, PROFILES, AuditConfig
-from dfme.audits.audit.parts import NotRun
+from dfme.audits.audit.parts import CellResult, NotRun
 from dfme.audits.audit.result import Halves
 from dfme.audits.compare.plan import CompareConfig, ComparisonPlan
 from dfme.config.settings import EvaluationConfig, Job
@@ -43,6 +43,22 @@ class AuditPlan:
     @property
     def out(self) -> Path:
         return self.first.out
+
+    def under_quota(self, cell: CellResult, images: int, steps: int) -> ComparisonPlan:
+        """The comparison of one attack more: the cell's attacker with no more images than these,
+        by students of so many steps.
+        """
+        answers = cell.answers if cell.mode == self.label_mode else cell.mode
+        config = replace(
+            self.first.config,
+            methods=(cell.row,),
+            seeds=(cell.seed,),
+            answers=(answers,),
+            label_modes=(self.label_mode,),
+            budgets=(images,),
+            student_steps=steps,
+        )
+        return replace(self.planned(config), stem="quota")
 
     @property
     def held_back(self) -> int:

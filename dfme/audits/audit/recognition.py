@@ -5,8 +5,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dfme.audits.audit.document import cached
 from dfme.audits.audit.fidelity import ExaminedCell
 from dfme.audits.audit.parts import RecognisedCopies, Recognition
+from dfme.audits.audit.plan import AuditPlan
 from dfme.audits.verify.evidence import BATCH, Evidence, follow
 from dfme.audits.verify.session import Case
 from dfme.compute.device import choose_device, ieee_fp32, within_memory
@@ -30,6 +32,19 @@ class _Tested(NamedTuple):
 def case_of(job: Job, references: Sequence[str], tell: Callable[[str], None]) -> Case:
     """The audited model beside the references. UserError for those that do not fit."""
     return Case(job, white_box(job), [*map(Path, references)], tell)
+
+
+def recognised(
+    plan: AuditPlan, cells: Sequence[ExaminedCell], tell: Callable[[str], None]
+) -> Recognition:
+    """The test of every copy of an audit by the owner's mistakes, or what is on file of it.
+
+    UserError where the images tell nothing.
+    """
+    references = plan.config.references
+    key = [*references, *(cell.name for cell in cells)]
+    ask = partial(recognise, plan.job, references, cells, tell)
+    return cached(plan.out / "examined" / "recognised.json", Recognition, key, ask)
 
 
 def recognise(

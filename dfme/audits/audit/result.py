@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError, with_config
 
+from dfme.audits.audit.account_parts import ManyAccounts
 from dfme.audits.audit.parts import (
     FORM,
     AttackedDefence,
@@ -247,6 +248,7 @@ class AuditResult:
     utility: Sequence[Bill]
     pareto: Sequence[ParetoPoint]
     detection: WatchedAttacks | None
+    accounts: ManyAccounts | None = None
     cells: Sequence[CellResult]
     fidelity: Sequence[Fidelity]
     fidelity_seeds: Sequence[SeedsOfFigure]

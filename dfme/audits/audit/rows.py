@@ -15,7 +15,7 @@ from dfme.audits.audit.result import Halves
 from dfme.audits.compare.plan import NO_DEFENCE
 from dfme.config.layers import Layer, value_of
 from dfme.config.settings import Job
-from dfme.data import DATASETS, HALVES
+from dfme.data import DATASETS, HALVES, load_dataset
 from dfme.data.array_names import pool_size
 from dfme.data.layout import files_below, layout_of
 from dfme.errors import Problem
@@ -195,3 +195,11 @@ def with_half(row: str, job: Job, dataset: str) -> Job:
     evaluation = replace(job.config.evaluation, dataset=dataset + HALVES[0])
     job = replace(job, config=replace(job.config, evaluation=evaluation))
     return with_pool(row, job, dataset + HALVES[1], None)
+
+
+def images_shape(job: Job) -> Shape | None:
+    """The images' shape, as stated or that of the evaluation images; None if neither says."""
+    on = job.config.evaluation
+    if job.teacher.shape is not None or on.dataset == "none":
+        return job.teacher.shape
+    return load_dataset(on.dataset, "test", root=on.root, download=on.download, lazy=True).shape

@@ -6,20 +6,21 @@ import io
 import json
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dfme.audits.audit import headline
+from dfme.audits.audit.accounts import ON_FILE, WHAT, is_scored, key_of, recorded_runs
 from dfme.audits.audit.document import Measured, audit_of, cached, record_seconds
 from dfme.audits.audit.fidelity import ExaminedCell
 from dfme.audits.audit.findings import Findings, not_run
 from dfme.audits.audit.forecast import Forecast, forecast, plan_table
 from dfme.audits.audit.ladder import parse_rate
 from dfme.audits.audit.options import CARD, DATA, OPTIONS, PAGE, SHARED, TWIN_EPOCHS
-from dfme.audits.audit.parts import CopyExamination, NotRun, Recognition, WatchedAttacks
+from dfme.audits.audit.parts import CopyExamination, NotRun, WatchedAttacks
 from dfme.audits.audit.plan import AuditPlan
 from dfme.audits.audit.price_lines import has_images
 from dfme.audits.audit.prices import strongest, to_copy
@@ -41,7 +42,7 @@ from dfme.audits.owner import Metering, Owner
 from dfme.config.yaml_files import dump_yaml
 from dfme.errors import UserError
 from dfme.files import make_folder, write_text
-from dfme.measured import Bill, Detection
+from dfme.measured import Bill, Detection, SplitAttack
 from dfme.oracle.ledger_log import audit as add_up
 from dfme.report.run_files import read_summary
 from dfme.report.terminal import StatusLine, wrapped
@@ -158,7 +159,8 @@ class Audit:
         self._rehearsal = rehearsal
         if not dry:
             self._line.note(expected.line)
-            self._line.note(expected.time)
+            for text in filter(None, (expected.time, expected.disk)):
+                self._line.note(text)
             for part in self.left_out:
                 self._line.note(f"left out: {part.what}: {part.why}")
         return expected
@@ -210,12 +212,18 @@ class Audit:
             bills = self._owner.bills(stacks, self._line.note, self._meter)
             return [bill.to_json() for bill in bills]
 
-        # A meter's journal gives answers again in the order in which they came: detection's come
-        # after these.
-        anew = self._meter is not None and not (self._plan.out / "detection.json").exists()
         self._measured.utility = cached(
-            self._plan.out / "utility.json", list[Bill], texts, measure, anew
+            self._plan.out / "utility.json", list[Bill], texts, measure, self._asks_anew
         )
+
+    @property
+    def _asks_anew(self) -> bool:
+        """A meter's journal gives answers again in the order in which they came: those of the bill,
+        of detection, and of what the attacks from many accounts are scored by.
+        """
+        out = self._plan.out
+        done = (out / "detection.json").exists() and is_scored(out, self._plan.first)
+        return self._meter is not None and not done
 
     def _attack(self) -> bool:
         return self._run(self._sessions[0])
@@ -240,19 +248,11 @@ class Audit:
         if quota is None or quota.open or not quota.images:
             return None
         cell = next(cell for cell in self.result.cells if cell.name == quota.cell)
-        answers = cell.answers if cell.mode == plan.label_mode else cell.mode
-        config = replace(
-            plan.first.config,
-            methods=(cell.row,),
-            seeds=(cell.seed,),
-            answers=(answers,),
-            label_modes=(plan.label_mode,),
-            budgets=(quota.images,),
-            student_steps=self._steps_of(quota.cell),
-        )
+        images = quota.images
+        steps = self._steps_of(quota.cell)
 
         def make() -> Session:
-            return self._session(replace(plan.planned(config), stem="quota"))
+            return self._session(plan.under_quota(cell, images, steps))
 
         session = self._tried("the quota, by an attack under it", make)
         if session is None:
@@ -274,8 +274,20 @@ class Audit:
         def measure() -> Detection:
             return self._owner.detection(plan.watch, self._line.note, self._meter, plan.accounts)
 
-        result = partial(cached, plan.out / "detection.json", WatchedAttacks, plan.watch, measure)
-        self._measured.detection = self._tried("detection", result)
+        stored = partial(cached, plan.out / "detection.json", WatchedAttacks, plan.watch)
+        detect = partial(stored, measure, self._asks_anew)
+        self._measured.detection = self._tried("detection", detect)
+        self._split()
+
+    def _split(self) -> None:
+        """Score the attacks on the model's own answers as if many accounts had sent them."""
+        plan = self._plan
+        if not (recorded := recorded_runs(plan.first, self._sessions[0].runs, plan.config)):
+            return
+        ask = partial(self._owner.split, plan.watch, recorded, self._line.note, self._meter)
+        key = key_of(plan.out, plan.watch, recorded)
+        result = partial(cached, plan.out / ON_FILE, list[SplitAttack], key, ask)
+        self._measured.split = self._tried(WHAT, result) or ()
 
     def _examine(self) -> None:
         from dfme.audits.audit.examine import examine
@@ -317,22 +329,10 @@ class Audit:
             plan.out / "examined" / "found.json", CopyExamination, key, ask
         )
         if config.references:
-            self._recognise(cells)
+            from dfme.audits.audit.recognition import recognised
 
-    def _recognise(self, cells: Sequence[ExaminedCell]) -> None:
-        """The test of every copy by the owner's mistakes; left out where the images tell
-        nothing.
-        """
-        from dfme.audits.audit.recognition import recognise
-
-        plan = self._plan
-        references = plan.config.references
-        key = [*references, *(cell.name for cell in cells)]
-        ask = partial(recognise, plan.job, references, cells, self._line.note)
-        self._measured.recognition = self._tried(
-            "whether you would recognise a copy",
-            partial(cached, plan.out / "examined" / "recognised.json", Recognition, key, ask),
-        )
+            test = partial(recognised, plan, cells, self._line.note)
+            self._measured.recognition = self._tried("whether you would recognise a copy", test)
 
     def _tried(self, what: str, make: Callable[[], Any]) -> Any:
         """Result of ``make``, or None if the data do not allow it, which is noted."""

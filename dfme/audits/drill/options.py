@@ -37,8 +37,8 @@ class DrillConfig(ExtractConfig):
     stop_at_alarm: Basic[bool] = False
     """ask nothing more once it rang"""
     from_: Basic[str | None] = None
-    """directory of an audit, whose cheapest attack is taken, or of a run, that recorded its queries
-    (--record-queries true): these are sent again, and nothing is trained
+    """directory of an audit, whose cheapest attack is taken, or of a run with --record-queries
+    true: the recorded queries are sent again, and nothing is trained
     """
     dry_run: Basic[bool] = False
     """say what would be asked and what it costs, ask nothing and write nothing"""

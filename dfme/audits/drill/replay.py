@@ -77,7 +77,7 @@ def _run_of(folder: Path) -> Path:
     if audit is None:
         raise UserError(
             f"--from: expected the directory of an audit, or of a run with {QUERIES}/, got "
-            f"{folder}; a run and an audit record their queries by --record-queries true"
+            f"{folder}; a run records its queries by --record-queries true"
         )
     attacker = audit.headline.attacker
     lines = [line for line in audit.price if line.row == attacker]
@@ -90,7 +90,7 @@ def _run_of(folder: Path) -> Path:
             return place
     raise UserError(
         f"--from: no run of the audit's cheapest attack ({attacker}) has recorded queries in "
-        f"{folder}; run the audit again with --record-queries true"
+        f"{folder}: audit a model on this machine, which records them"
     )
 
 

@@ -23,7 +23,7 @@ from dfme.config.values import from_mapping
 from dfme.errors import TeacherError
 from dfme.spec import LabelMode, Teacher, TeacherInfo
 from dfme.teachers.arrays import Array
-from dfme.teachers.build import make_teacher
+from dfme.teachers.build import Recorded, make_teacher
 from dfme.teachers.label_modes import Wrapper
 from dfme.teachers.owner.defences.wrapper import Defended, behind
 from dfme.teachers.owner.features import CPU, Mahalanobis
@@ -185,7 +185,7 @@ def make_guarded(
     else:
         kind, file, model = name_of(teacher), {}, teacher
     config = from_mapping(TeacherConfig, {"kind": kind, **options})
-    recorded = not (config.defences or config.watch)
+    recorded: Recorded | None = None if config.defences or config.watch else "log"
     guarded = make_teacher(config, file, choose_device("auto"), recorded, own=model)
     if guarded.info.watch:
         guarded.info.watch.alarmed = (

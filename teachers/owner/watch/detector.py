@@ -41,6 +41,15 @@ class Observation:
     p_BK: Tensor
     distance_B: Tensor | None = None
 
+    @classmethod
+    def of_sent(
+        cls, spec: ImageSpec, images_BCHW: Tensor, p_BK: Tensor, distance_B: Tensor | None
+    ) -> Observation:
+        """The same of images as they were sent, within the spec's bounds."""
+        low, high = spec.bounds
+        x_BCHW = ((images_BCHW.cpu().float() - low) / (high - low)).clamp(0, 1)
+        return cls(x_BCHW, p_BK, distance_B)
+
     def __len__(self) -> int:
         return len(self.p_BK)
 
@@ -123,6 +132,8 @@ class Detector(ABC):
 
     statistic = "of the owner's own"
     threshold: float
+    of_all_traffic = False
+    """Whether it sees the images of all accounts as one stream; its alarms name nobody then."""
 
     def __init__(self, benign: Benign) -> None:
         self.benign = benign

@@ -84,7 +84,7 @@ class Watch:
         worse_BCHW = corrupted(x_BCHW, UNIT, torch.Generator().manual_seed(0)).clamp(0, 1)
         plain = self._observed(x_BCHW)
         self._benign = Benign(plain, self._observed(worse_BCHW), self._teacher.num_classes)
-        for name, detector in self._make_detectors().items():
+        for name, detector in self.make_detectors().items():
             subject = f"detector {name}"
             form = copied(custom_state(detector, subject, UserError))
             _reading(name, detector, plain[:2], UserError)
@@ -116,9 +116,7 @@ class Watch:
         Refused, under ``refuse``, where images are left after the part with an alarm; they are not
         looked at.
         """
-        low, high = self._teacher.spec.bounds
-        x_BCHW = ((images_BCHW.cpu().float() - low) / (high - low)).clamp(0, 1)
-        seen = self._form(Observation(x_BCHW, p_BK, distance_B))
+        seen = self._form(Observation.of_sent(self._teacher.spec, images_BCHW, p_BK, distance_B))
         cut_B = torch.zeros(len(seen), dtype=torch.bool)
         for start in range(0, len(seen), MAX_TOGETHER):
             self.admit()
@@ -207,7 +205,7 @@ class Watch:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what ``state_dict`` gave; an empty state forgets every account."""
-        accounts = {tag: AccountWatch(self._make_detectors()) for tag in state}
+        accounts = {tag: AccountWatch(self.make_detectors()) for tag in state}
         for tag, account in accounts.items():
             validate_like(account.state_dict(), state[tag], "teacher.watch")
             account.load_state_dict(state[tag])
@@ -215,14 +213,15 @@ class Watch:
 
     def _current(self) -> AccountWatch:
         """The account that asks now, which becomes the latest."""
-        current = self._accounts.pop(self.account, None) or AccountWatch(self._make_detectors())
+        current = self._accounts.pop(self.account, None) or AccountWatch(self.make_detectors())
         if len(self._accounts) >= MAX_ACCOUNTS:
             quiet = (tag for tag, account in self._accounts.items() if not account.alarms)
             del self._accounts[next(quiet, next(iter(self._accounts)))]
         self._accounts[self.account] = current
         return current
 
-    def _make_detectors(self) -> dict[str, Detector]:
+    def make_detectors(self) -> dict[str, Detector]:
+        """New ones of every name, over an account that has not asked yet."""
         return {name: _make_detector(name, self._benign) for name in self.names}
 
     def _observed(self, x_BCHW: Tensor) -> Observation:

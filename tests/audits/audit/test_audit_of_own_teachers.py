@@ -151,6 +151,12 @@ def test_a_local_one_is_measured_whole_and_no_image_twice_though_it_is_killed() 
         run("audit", "--resume", "--out", "a").returncode == 0
     )  # what is known is not asked again
     assert images_asked() == before
+    assert content["accounts"]["alarms"]
+    Path("a/accounts.json").unlink()  # as if it was killed while these were scored
+    completed = run("audit", "--resume", "--out", "a")
+    assert completed.returncode == 0, completed.stderr
+    assert images_asked() == before, "the journal has what calibrates the detectors"
+    assert json.loads(Path("a/audit.json").read_text())["accounts"] == content["accounts"]
 
     Path("meter").unlink()
     run_and_kill(kill_at, *LOCAL_AUDIT, *FORMS, "--out", "cut")

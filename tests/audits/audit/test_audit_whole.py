@@ -55,6 +55,7 @@ def test_a_stranger_finds_every_figure_again(capsys: pytest.CaptureFixture[str])
         "lattice:n=10",
         "quota:images=100",
     ]
+    assert audit["accounts"]["attacker"] == audit["headline"]["attacker"]
     quota = audit["quota"]
     (under,) = [cell for cell in audit["cells"] if cell["name"] == quota["checked"]["cell"]]
     assert (under["budget"], under["row"]) == (quota["images"], quota["attacker"])
@@ -71,7 +72,10 @@ def test_a_stranger_finds_every_figure_again(capsys: pytest.CaptureFixture[str])
     assert all(text in card for text in (*audit["headline"]["sentences"], *audit["limits"]))
     assert Path("a/audit.html").stat().st_size > 10_000
 
-    parts = [Path("a", name) for name in ("utility.json", "detection.json", "examined/found.json")]
+    parts = [
+        Path("a", name)
+        for name in ("utility.json", "detection.json", "accounts.json", "examined/found.json")
+    ]
     before = {
         path: path.stat().st_mtime_ns for path in (*Path("a").glob("cells/*/summary.json"), *parts)
     }
@@ -130,7 +134,7 @@ def test_killed_in_the_middle_it_goes_on_and_comes_to_the_same() -> None:
     assert main(["audit", "--resume", "--out", "cut"]) == 0
     whole, cut = work_out_again(Path("whole")), stored("cut")
     assert cut["made"]["finished"] is True
-    for name in ("headline", "price", "verdicts", "fidelity", "pareto", "detection"):
+    for name in ("headline", "price", "verdicts", "fidelity", "pareto", "detection", "accounts"):
         assert cut[name] == whole[name]
 
 

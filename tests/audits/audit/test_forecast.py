@@ -145,6 +145,14 @@ def test_honest_accounts_take_the_time_of_images_that_detectors_look_at() -> Non
     expected = forecast(plan, cells, [cell.name for cell in cells], rehearsal, owner_of(plan.job))
     # four streams of six accounts with 600 images each
     assert expected.seconds["to watch honest accounts"] == pytest.approx(3 + 4 * 6 * 600 * 0.002)
+    # frugal's 200 queries and knockoff's 179, from 1, 5, 25, 125 and as many accounts as queries
+    looked = 5 * (200 + 179) * (0.002 - 0.001)
+    begun = 0.003 * (156 + 200 + 156 + 179)
+    split = expected.seconds["to score the attacks from many accounts"]
+    assert split == pytest.approx(looked + begun)
+    size = 4 * 64 + 8 * 10 + 8
+    assert expected.recorded == size * (200 + 179)
+    assert expected.disk == "1 MB for the queries of 2 attacks, which are recorded"
     assert (plan.accounts, plan_of(["--profile", "standard"]).accounts) == (6, 20)
     assert plan_of(["--evaluation.dataset", "none", "--teacher.shape", "1,8,8"]).accounts == 0
     asked = 3 * (SCORED + plan.held_back) * 0.001 * (1 + len(plan.texts))

@@ -2,6 +2,7 @@
 
 import base64
 import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import pytest
 from audit_pages import Page, audit, hostile, page_of
 
+from dfme.audits.audit.accounts import many_accounts
 from dfme.audits.audit.headline import model_card
-from dfme.audits.audit.result import audit_result
+from dfme.audits.audit.result import audit_result, document
+from dfme.measured import ACCOUNTS, SplitAttack
 
 HOSTILE = "<script src=//evil.example/x></script><img src=x onerror=go()>\"'&$x^{${{7*7}}{spent}"
 STEERING = "\x1b\x07\x9b\u202e\u2066\u200b\u2028\ufeff"
@@ -140,6 +143,27 @@ def test_images_that_differ_stand_with_both_answers_or_there_is_a_sentence(tmp_p
     )
 
 
+def split_over_accounts(content: dict[str, Any]) -> Any:
+    """The attacks of the first seed from many accounts, at which all detectors raise alarms."""
+    cell = content["detection"]["attacks"][0]["cell"]
+    rows = [
+        SplitAttack(
+            cell=cell,
+            detector=f"detector {at}",
+            accounts=accounts,
+            images=12_000,
+            most=-(-12_000 // accounts),
+            alarmed=accounts,
+            first_alarm=9_999,
+        )
+        for at in range(9)
+        for accounts in ACCOUNTS
+    ]
+    part = many_accounts(audit_result(content), rows)
+    assert part is not None
+    return document(replace(part, attacker="frugal"))
+
+
 def standard(content: dict[str, Any]) -> dict[str, Any]:
     """The sample at the size of a standard audit: attackers, label modes, switches, detectors,
     images.
@@ -163,6 +187,7 @@ def standard(content: dict[str, Any]) -> dict[str, Any]:
         for name in names
         for at in range(9)
     ]
+    content["accounts"] = split_over_accounts(content)
     content["differences"]["shown"] = [content["differences"]["shown"][0]] * 24
     return content
 
@@ -175,6 +200,6 @@ def test_a_standard_audit_has_tables_for_six_sheets_of_paper(tmp_path: Path) -> 
     page = page_of(standard(audit()), tmp_path)
     sizes = {caption.split()[0].strip(","): len(rows) - 1 for caption, rows in page.tables.items()}
     assert sizes.pop("Left") < 10
-    assert sizes == {"Agreement": 21, "The": 10, "Queries": 9, "Controls": 8}
+    assert sizes == {"Agreement": 21, "The": 10, "Queries": 9, "Split": 5, "Controls": 8}
     assert {len(rows[0]) for rows in page.tables.values()} <= {2, 4, 6, 8, 11}, "columns"
     assert len(page.text.split()) < 1_900

@@ -1,0 +1,58 @@
+"""The page's table of attacks from many accounts."""
+
+from dataclasses import dataclass
+
+from dfme.audits.audit.account_parts import SplitAlarm
+from dfme.audits.audit.page_parts import FIXED, PageTable, across
+from dfme.audits.audit.result import AuditResult
+
+MAX_DETECTORS = 5  # on the page, which has six sheets; the appendix has all
+CAPTION = (
+    "Split over accounts: queries of all accounts until the first alarm, and the copy's agreement "
+    "by then, by the number of accounts and the queries of each; {} of {} queries"
+)
+
+
+@dataclass(frozen=True)
+class AccountsRow:
+    """A cell of the table: what a detector said with so many accounts, of at most so many queries
+    each.
+    """
+
+    detector: str
+    accounts: int
+    most: int
+    text: str
+
+
+def accounts_table(audit: AuditResult) -> PageTable | None:
+    """What the detectors that hold longest say of the strongest attack; None where nothing was
+    scored.
+    """
+    part = audit.accounts
+    alarms = [alarm for alarm in part.alarms if alarm.row == part.attacker] if part else []
+    if part is None or not alarms:
+        return None
+    detectors = _longest(alarms)
+    shown = [alarm for alarm in alarms if alarm.detector in detectors]
+    shown.sort(key=lambda alarm: detectors.index(alarm.detector))
+    rows = [
+        AccountsRow(alarm.detector, alarm.accounts, alarm.most, _text(alarm)) for alarm in shown
+    ]
+    caption = CAPTION.format(part.attacker, f"{max(alarm.images for alarm in alarms):,}")
+    return across(caption, rows, {"Detector": "{detector}"}, "{accounts:,} of {most:,}", "{text}")
+
+
+def _longest(alarms: list[SplitAlarm]) -> list[str]:
+    """Detectors with an alarm, those first that raise one from most accounts, and then earliest."""
+    raised = [alarm for alarm in alarms if alarm.first_alarm is not None]
+    raised.sort(key=lambda alarm: (-alarm.accounts, alarm.first_alarm))
+    return list(dict.fromkeys(alarm.detector for alarm in raised))[:MAX_DETECTORS]
+
+
+def _text(alarm: SplitAlarm) -> str:
+    if alarm.first_alarm is None:
+        return "never"
+    share = alarm.agreement_at_alarm
+    worth = "" if share is None else f"{FIXED}({share:.0%})"
+    return f"{alarm.first_alarm:,}{worth}"
