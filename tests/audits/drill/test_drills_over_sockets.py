@@ -1,7 +1,6 @@
 """Drills of real services: ``run.py serve``, an app behind ``dfme.Guard``, a webhook's receiver."""
 
 import json
-import os
 import re
 import signal
 import sys
@@ -74,51 +73,74 @@ def judged(out: str, alarm: dict[str, Any], before: int, step: int) -> dict[str,
     return told
 
 
-@pytest.mark.timeout(200)
-def test_a_served_teacher_is_drilled_live_and_by_a_record(keyed: Path) -> None:
-    bench = Bench(keyed)
+@contextmanager
+def served_by_the_command(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """``run.py serve`` with a key and a watch: its address, and its last line once it has ended."""
+    bench = Bench(folder)
+    bench.environment["DRILL_KEY"] = KEY
     line = (
-        "serve --port 0 --device cpu --api-key-env DRILL_KEY,OTHER_KEY --watch coverage,scores "
+        "serve --port 0 --device cpu --api-key-env DRILL_KEY --watch coverage,scores "
         "--benign digits --alarm-file alarms.jsonl"
     )
-    bench.environment |= {"DRILL_KEY": KEY, "OTHER_KEY": "of somebody else"}
-    os.environ["OTHER_KEY"] = "of somebody else"
     process = bench.start(line.split())
+    ended: list[str] = []
     try:
         assert process.stdout is not None
-        url = re.findall(r"http://127\.0\.0\.1:\d+", process.stdout.readline())[0]
-        words = [*LIVE, "--alarm-file", "alarms.jsonl"]
-        code, out, err = of_v2(url, *words, "--teacher.api-key-env", "DRILL_KEY", "--out", "live")
-        assert code == 0, err
-        alarm = first_alarm(keyed / "alarms.jsonl", account_tag(KEY))
-        told = judged("live", alarm, EVALUATED, BATCH)
-        assert told["agreement"] == agreement_by("live", told["images"])
-        assert out.splitlines()[-2].startswith(f"drill: rang after {told['images']} images, when")
-        assert KEY not in out + err + "".join(
-            path.read_text(errors="ignore") for path in Path("live").iterdir() if path.is_file()
-        )
-        # an ordinary run, of which a report can be drawn again
-        assert in_this_process(["report", "live"])[0] == 0
-        # the very images again, by another account, which the service does not know yet
-        run = "extract --recipe frugal --record-queries true --evaluation.dataset digits --out run"
-        local = f"{run} --teacher.checkpoint {PROJECT / WEIGHTS} --budget 400".split()
-        assert in_this_process([*local, *SMALL[2:6]])[0] == 0
-        words = ["--alarm-file", "alarms.jsonl", "--wait", "0.2", "--from", "run"]
-        code, out, err = of_v2(url, *words, "--teacher.api-key-env", "OTHER_KEY", "--out", "again")
-        assert code == 0, err
-        alarm = first_alarm(keyed / "alarms.jsonl", account_tag("of somebody else"))
-        told = judged("again", alarm, 0, AT_ONCE)
-        assert told["images"] == -(-alarm["image"] // AT_ONCE) * AT_ONCE
-        assert told["agreement"] == agreement_by("run", told["images"])
-        summary = json.loads(Path("run/summary.json").read_text())
-        assert told["agreement_end"] == summary["agreement"]
+        yield re.findall(r"http://127\.0\.0\.1:\d+", process.stdout.readline())[0], ended
     finally:
-        del os.environ["OTHER_KEY"]
         process.send_signal(signal.SIGTERM)
-        served_line, _ = process.communicate(timeout=60)
-    counts = [audit(Path(name, "ledger.jsonl")) for name in ("live", "again")]
-    images = sum(each.spent + each.evaluation_queries for each in counts)
-    assert f"served {images:,} images" in served_line
+        out, _ = process.communicate(timeout=60)
+        ended += out.splitlines()[-1:]
+
+
+def images_of(out: str) -> int:
+    """All that the ledger says was asked."""
+    totals = audit(Path(out, "ledger.jsonl"))
+    return totals.spent + totals.evaluation_queries
+
+
+KEYED = ["--teacher.api-key-env", "DRILL_KEY", "--alarm-file", "alarms.jsonl"]
+
+
+@pytest.mark.timeout(200)
+def test_a_served_teacher_is_drilled_live(keyed: Path) -> None:
+    with served_by_the_command(keyed) as (url, ended):
+        code, out, err = of_v2(url, *LIVE, *KEYED, "--out", "live")
+    assert code == 0, err
+    told = judged("live", first_alarm(keyed / "alarms.jsonl", account_tag(KEY)), EVALUATED, BATCH)
+    assert told["agreement"] == agreement_by("live", told["images"])
+    assert out.splitlines()[-2].startswith(f"drill: rang after {told['images']} images, when the")
+    files = [path for path in Path("live").iterdir() if path.is_file()]
+    kept = "".join(path.read_text(errors="ignore") for path in files)
+    assert KEY not in out + err + kept
+    assert f"served {images_of('live'):,} images" in ended[0]
+    # an ordinary run, of which a report can be drawn again
+    assert in_this_process(["report", "live"])[0] == 0
+
+
+@pytest.mark.timeout(200)
+def test_a_served_teacher_rings_at_a_record_where_the_watch_of_the_recorded_run_did(
+    keyed: Path,
+) -> None:
+    run = "extract --recipe frugal --record-queries true --evaluation.dataset digits --out run"
+    watch = "--teacher.watch coverage,scores --teacher.benign digits"
+    local = f"{run} --teacher.checkpoint {PROJECT / WEIGHTS} {watch}".split()
+    assert in_this_process([*local, *SMALL[:6]])[0] == 0
+    with served_by_the_command(keyed) as (url, ended):
+        words = [*KEYED, "--wait", "0.2", "--from", "run", "--out", "again"]
+        code, _, err = of_v2(url, *words)
+    assert code == 0, err
+    alarm = first_alarm(keyed / "alarms.jsonl", account_tag(KEY))
+    told = judged("again", alarm, 0, AT_ONCE)
+    assert told["images"] == -(-alarm["image"] // AT_ONCE) * AT_ONCE
+    assert told["agreement"] == agreement_by("run", told["images"])
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert told["agreement_end"] == summary["agreement"]
+    lines = [json.loads(line) for line in Path("alarms.jsonl").read_text().splitlines()]
+    for name, seen in summary["watch"]["detectors"].items():
+        rung = [line["image"] for line in lines if line["detector"] == name]
+        assert rung[0] == seen["first_alarm"]
+    assert f"served {images_of('again'):,} images" in ended[0]
 
 
 def app_of_the_docs(**changed: str) -> Any:
