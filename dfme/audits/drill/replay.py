@@ -9,10 +9,11 @@ from pathlib import Path
 
 import torch
 
+from dfme.answers.reading import NO_ANSWER, answered_class
 from dfme.audits.audit.result import recorded
 from dfme.audits.drill.options import MAX_BUDGET
 from dfme.audits.drill.result import DrillResult, Listening
-from dfme.audits.drill.session import CopyCurve, Drill, Tell
+from dfme.audits.drill.session import CopyCurve, Drill, Tell, share_or_none
 from dfme.compute.device import choose_device
 from dfme.compute.modules import DeferredChecks
 from dfme.config.messages import printable
@@ -49,8 +50,9 @@ class RecordedAttack:
         if not len(self.queries):
             raise UserError(f"--from: expected recorded queries, got none in {self.folder}")
         summary = read_summary(self.folder / "summary.json") or {}
-        constant = (summary.get("baselines") or {}).get("constant_agreement")
-        self.curve = CopyCurve.of_run(self.folder, constant)
+        baselines = summary.get("baselines")
+        constant = baselines.get("constant_agreement") if isinstance(baselines, dict) else None
+        self.curve = CopyCurve.of_run(self.folder, share_or_none(constant))
         config = load_yaml(self.folder / "config.yaml")
         method = config.get("method")
         name = method.get("name") if isinstance(method, dict) else method
@@ -213,6 +215,8 @@ def _send(
     total = min(oracle.ledger.budget, len(queries))
     progress = SendingProgress(drill, line, total)
     drill.listener.on_look = progress.tick
+    same = 0
+    answered = 0
     with torch.no_grad():
         for start, stop in _parts(oracle, total):
             if drill.is_over:
@@ -220,9 +224,13 @@ def _send(
             if stopped():
                 return False
             try:
-                oracle(queries.images(start, stop), purpose="check")
+                answers = oracle(queries.images(start, stop), purpose="check")
             except BudgetExhausted:  # what a service failed to answer is charged too
                 break
+            class_B = answered_class(answers)
+            answered += int((class_B != NO_ANSWER).sum())
+            same += int((class_B == queries.scores(start, stop).argmax(1)).sum())
+            drill.same = same / answered if answered else None
             drill.listener.look()
             progress.sent(stop)
     return True

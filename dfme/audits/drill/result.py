@@ -16,6 +16,9 @@ from dfme.report.run_files import read_object
 RESULT = "drill.json"
 CHANNEL = "channel.json"
 FORM = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True)
+MOSTLY_SAME = 0.98
+"""The share of recorded images to which a service must name the recorded model's class, lest it be
+said to be another model; heuristic."""
 NEVER_RANG = 4
 """The exit code of a drill in which nobody rang, or too late."""
 
@@ -84,7 +87,7 @@ class ChannelRecord(Listening):
 
 @dataclass(frozen=True, kw_only=True)
 class Remarks:
-    """What the sentence says besides the result: see ``Listener``."""
+    """What the sentence says besides the result: see ``Listener``, and ``Drill`` on ``same``."""
 
     evaluation: int = 0
     image: int | None = None
@@ -95,6 +98,7 @@ class Remarks:
     unreadable: int = 0
     missing: str = ""
     within: int | None = None
+    same: float | None = None
 
 
 PartForm = TypeVar("PartForm", DrillResult, ChannelRecord)
@@ -142,6 +146,11 @@ def sentence(result: DrillResult, remarks: Remarks) -> str:
         text += f"; the alarm is of {remarks.detector}{_place(remarks)}"
     if result.refused_at is not None:
         text += f"; the service refused us after {result.refused_at:,} images"
+    if remarks.same is not None and remarks.same < MOSTLY_SAME:
+        text += (
+            f"; to {1 - remarks.same:.1%} of the images the service named another class than the "
+            "recorded model, so the recorded copy is of another one"
+        )
     if remarks.early:
         text += (
             f"; {_alarms(remarks.early)} came before the attack's first image, and did not count"

@@ -46,10 +46,10 @@ class CopyCurve:
         """What a run's metrics.jsonl says so far; ``constant``: where it does not say that yet."""
         points: Series = []
         for record in read_metrics(folder / "metrics.jsonl"):
-            agreement = record.get("agreement")
+            agreement = share_or_none(record.get("agreement"))
             if agreement is not None:
                 points.append((int(record["queries"] or 0), agreement))
-                constant = record.get("constant_agreement") or constant
+                constant = share_or_none(record.get("constant_agreement")) or constant
         return CopyCurve(points, constant)
 
     def at(self, images: int) -> float | None:
@@ -65,10 +65,17 @@ class CopyCurve:
         return self.points[-1][1] if self.points else self.constant
 
 
+def share_or_none(value: object) -> float | None:
+    """A share that a file holds; None for what is none."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and 0 <= value <= 1 else None
+
+
 class Drill:
     """What a drill in the directory ``out`` has come to, and who listens for it.
 
-    ``accounts``: the tags of this client. ``curve``: of the copy, as things stand. Made before
+    ``accounts``: the tags of this client. ``curve``: of the copy, as things stand. ``same``: the
+    share of recorded images to which the service named the class of the recorded model. Made before
     anything is asked: the lines that the channel has by then do not count. UserError where another
     session of it listened elsewhere.
     """
@@ -102,6 +109,7 @@ class Drill:
         self.listener.on_ring = self._heard
         self._from = tail.mark
         self._stop: Callable[[], None] = lambda: None
+        self.same: float | None = None
 
     def begin(self, meter: ChargedImages, tell: Tell, stop: Callable[[], None]) -> None:
         """Listen from now on; the directory is there, and nothing was asked in this session.
@@ -155,9 +163,9 @@ class Drill:
             made=utc_now(),
             text="",
         )
-        result = replace(
-            result, text=sentence(result, self.listener.remarks(self.listening.within))
-        )
+        remarks = self.listener.remarks(self.listening.within)
+        remarks = replace(remarks, same=self.same if finished else None)
+        result = replace(result, text=sentence(result, remarks))
         write(self.out, result)
         return result
 

@@ -1,11 +1,13 @@
 """``run.py drill`` with an attack of its own, on a client whose service rings as a test says."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from drilled import BATCH, EVALUATED, agreement_by, drill, outcome, stage, staged
+from processes import in_this_process
 
 from dfme.oracle.ledger import audit
 
@@ -122,12 +124,20 @@ def test_a_line_of_any_form_counts_in_the_log_of_a_webhook_if_it_holds_the_text(
     assert outcome()["channel"] == "webhook_log"
 
 
+def test_it_says_how_far_it_is_also_where_a_long_run_says_less(
+    stage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dfme.audits.drill.live.LINE_SECONDS", 0.01)
+    monkeypatch.setattr("dfme.audits.drill.live.LINE_TIME", 1e9)
+    _, _, err = staged("--teacher.rings", f"{IN_THE_ATTACK}")
+    assert re.search(r"^\d+ queries, 0 s; nobody rang$", err, re.MULTILINE)
+    assert re.search(r"^300 queries, \d s; it rang$", err, re.MULTILINE)
+
+
 def test_nothing_of_the_run_is_other_than_that_of_a_run_without_a_drill(stage: Path) -> None:
     assert staged("--teacher.rings", f"{IN_THE_ATTACK}")[0] == 0
     drilled = np.fromfile("seen.f32", np.float32)
     Path("seen.f32").unlink()
-    from processes import in_this_process
-
     words = "extract --recipe frugal --teacher staged_client:Staged --evaluation.dataset digits"
     small = "--student.arch cnn_small --student.steps 20 --budget 300 --out plain"
     small += f" --teacher.rings {IN_THE_ATTACK}"

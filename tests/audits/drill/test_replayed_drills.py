@@ -165,6 +165,46 @@ def test_of_an_audit_no_directory_elsewhere_is_read(
     assert "no run of the audit's cheapest attack (frugal) has recorded queries in" in err
 
 
+def test_a_service_that_is_another_model_than_the_recorded_one_is_said(stage: Path) -> None:
+    x = images()
+    truth = staged_classes(x)
+    for name, share in (("alike", 0.99), ("other", 0.6)):
+        recorded_run(stage / name, x)
+        classes = truth.clone()
+        wrong = round(300 * (1 - share))
+        classes[:wrong] = (classes[:wrong] + 1) % 10
+        scores = torch.nn.functional.one_hot(classes, 10).double().numpy()
+        (stage / name / "queries" / "scores.f64").write_bytes(scores.tobytes())
+        _, out, _ = replayed("--from", name, "--out", f"{name}_out")
+        said = "to 40.0% of the images the service named another class than the recorded model"
+        assert (said in out) == (name == "other")
+
+
+def staged_classes(x_BCHW: Tensor) -> Tensor:
+    """The classes that the service of ``Staged`` names."""
+    weight = torch.randn(64, 10, generator=torch.Generator().manual_seed(7))
+    return ((x_BCHW - 0.5).flatten(1) @ weight).argmax(1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"queries": 100, "agreement": "high", "constant_agreement": [1]}',
+        '{"queries": 100, "agreement": 1e300}',
+        '{"queries": 100, "agreement": true}',
+        '{"queries": 100, "agreement": null}',
+    ],
+)
+def test_a_curve_without_sense_is_none(stage: Path, text: str) -> None:
+    recorded_run(Path("recorded"), images(70))
+    Path("recorded/metrics.jsonl").write_text(text + "\n")
+    summary = {"budget": 5, "spent": 5, "baselines": ["constant_agreement"]}
+    Path("recorded/summary.json").write_text(json.dumps(summary))
+    code, out, err = replayed("--teacher.rings", "5")
+    assert code == 0, err
+    assert "drill: rang after 64 images; the alarm is of labels" in out
+
+
 @pytest.mark.parametrize(
     "option",
     ["--student.steps", "--recipe", "--evaluation.dataset", "--seed", "--method", "--minutes"],
