@@ -48,7 +48,7 @@ def test_the_layout_is_the_documented_one(tmp_path: Path) -> None:
     assert layout - {"."} == {
         *(
             "config.yaml adapter.yaml ledger.jsonl journal metrics.jsonl checkpoint.pt "
-            "checkpoint.previous.pt student.safetensors watch.jsonl summary.json"
+            "checkpoint.previous.pt student.safetensors watch.jsonl queries summary.json"
         ).split()
     }
 

@@ -204,7 +204,7 @@ def _limits(part: ManyAccounts, audit: AuditResult) -> str:
     """A sentence on what limits of a key, and of all keys together, see."""
     last = part.shares[-1]
     what = "its copy takes" if part.copied else "it asked"
-    seen = f"Of the {part.queries:,} queries that {what}, a limit of each key sees {last.most:,}"
+    seen = f"Of the {part.queries:,} queries that {what}, a limit on each key counts {last.most:,}"
     text = [f"{seen} where {_accounts(last.accounts)} share them"]
     passing = next((share for share in part.shares if share.within_quota), None)
     if passing and audit.quota:
@@ -213,5 +213,5 @@ def _limits(part: ManyAccounts, audit: AuditResult) -> str:
     if last.hours is not None:
         alone, shared = (time_at_limit(share) for share in (part.shares[0], last))
         text.append(f"at your limit they take {alone} from one account, {shared} from these")
-    text.append(f"a limit on all keys together sees {part.queries:,}, however many share them")
+    text.append(f"a limit on all keys together counts {part.queries:,}, however many share them")
     return "; ".join(text) + "."

@@ -8,8 +8,8 @@ from dfme.audits.audit.result import AuditResult
 
 MAX_DETECTORS = 5  # on the page, which has six sheets; the appendix has all
 CAPTION = (
-    "Split over accounts: queries of all accounts until the first alarm, and the copy's agreement "
-    "by then, by the number of accounts and the queries of each; {} of {} queries"
+    "Split over accounts that share {}'s {:,} queries (accounts x queries of each): queries of all "
+    "accounts until the first alarm, and the copy's agreement by then"
 )
 
 
@@ -39,8 +39,8 @@ def accounts_table(audit: AuditResult) -> PageTable | None:
     rows = [
         AccountsRow(alarm.detector, alarm.accounts, alarm.most, _text(alarm)) for alarm in shown
     ]
-    caption = CAPTION.format(part.attacker, f"{max(alarm.images for alarm in alarms):,}")
-    return across(caption, rows, {"Detector": "{detector}"}, "{accounts:,} of {most:,}", "{text}")
+    caption = CAPTION.format(part.attacker, max(alarm.images for alarm in alarms))
+    return across(caption, rows, {"Detector": "{detector}"}, "{accounts:,} x {most:,}", "{text}")
 
 
 def _longest(alarms: list[SplitAlarm]) -> list[str]:

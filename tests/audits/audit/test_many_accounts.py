@@ -64,10 +64,10 @@ def test_limits_see_each_accounts_share_and_all_of_them_everything() -> None:
         assert share["within_quota"] is None
     most = part["shares"][-1]["most"]
     assert (
-        f"Of the {queries:,} queries that its copy takes, a limit of each key sees {most}"
+        f"Of the {queries:,} queries that its copy takes, a limit on each key counts {most}"
         in (part["text"])
     )
-    assert f"a limit on all keys together sees {queries:,}, however many share" in part["text"]
+    assert f"a limit on all keys together counts {queries:,}, however many share" in part["text"]
     assert part["text"].startswith(
         "Of 3 detectors 2 raised an alarm at the queries of frugal from one account, 1 from 1,250. "
     )
@@ -104,7 +104,7 @@ def test_the_page_has_the_detectors_that_hold_longest_and_the_appendix_all(tmp_p
     content["options"]["rate"] = "60/min"
     page = page_of(with_accounts(content, rows()), tmp_path)
     (table,) = (lines for caption, lines in page.tables.items() if caption.startswith("Split"))
-    assert table[0] == ["Detector", *(f"{n:,} of {-(-3_000 // n):,}" for n in ACCOUNTS)]
+    assert table[0] == ["Detector", *(f"{n:,} x {-(-3_000 // n):,}" for n in ACCOUNTS)]
     assert [line[0] for line in table[1:]] == ["mmd", "labels"]
     assert table[2][1:] == ["161 (11%)", "400 (59%)", "900 (75%)", "never", "never"]
     (whole,) = (lines for caption, lines in page.behind.tables.items() if "come in turn" in caption)
