@@ -10,7 +10,7 @@ import json
 import os
 import stat
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +22,8 @@ MAX_LINE = 1 << 16
 """Bytes of a line that are looked at."""
 MAX_SHOWN = 300
 """Letters of a line that are shown."""
+MAX_BEFORE = 16 * MAX_READ
+"""Bytes from before the drill that are looked at."""
 MAX_ACCOUNTS = 20
 """Names of other accounts that are remembered."""
 ALL = "all"
@@ -204,6 +206,23 @@ class AlarmChannel:
         if account not in self.others and len(self.others) >= MAX_ACCOUNTS:
             account = "others"
         self.others[account] += 1
+
+
+def rang_before(path: Path, channel: AlarmChannel) -> bool:
+    """Whether there are alarms that count among the last lines that are there already."""
+    end = Tail(path)
+    mark = end.mark
+    end.close()
+    tail = Tail(path, replace(mark, size=max(0, mark.size - MAX_BEFORE)))
+    taken = 0
+    try:
+        while taken < MAX_BEFORE and (lines := tail.read()):
+            taken += sum(map(len, lines))
+            if any(channel.hear(line) for line in lines):
+                return True
+    finally:
+        tail.close()
+    return False
 
 
 def _shown(text: str) -> str:

@@ -75,7 +75,7 @@ class Listening:
 @dataclass(frozen=True, kw_only=True)
 class ChannelRecord(Listening):
     """The same for a session that goes on with it, with where the channel stood before the attack's
-    first image, and the alarms that came ``early``.
+    first image, the alarms that came ``early``, and whether this client ``rang_before`` the drill.
     """
 
     schema: Literal["dfme.drill.channel/1"] = "dfme.drill.channel/1"
@@ -83,6 +83,7 @@ class ChannelRecord(Listening):
     inode: int
     size: int
     early: int = 0
+    rang_before: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +100,7 @@ class Remarks:
     missing: str = ""
     within: int | None = None
     same: float | None = None
+    rang_before: bool = False
 
 
 PartForm = TypeVar("PartForm", DrillResult, ChannelRecord)
@@ -164,6 +166,11 @@ def sentence(result: DrillResult, remarks: Remarks) -> str:
     if remarks.unreadable:
         lines = "line" if remarks.unreadable == 1 else "lines"
         text += f"; {remarks.unreadable:,} {lines} of the channel could not be read as an alarm"
+    if remarks.rang_before and not result.rang:
+        text += (
+            "; it had rung before this drill, and a detector that stays above its threshold does "
+            "not ring again: take a new key, or start the service anew"
+        )
     if remarks.missing:
         text += f"; {remarks.missing}"
     return text

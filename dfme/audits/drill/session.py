@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from dfme.audits.drill.channel import AlarmChannel, HeardAlarm, Mark, Tail
+from dfme.audits.drill.channel import AlarmChannel, HeardAlarm, Mark, Tail, rang_before
 from dfme.audits.drill.listener import POLL_SECONDS, ChargedImages, Listener, Ring
 from dfme.audits.drill.result import (
     CHANNEL,
@@ -103,6 +103,11 @@ class Drill:
             raise UserError(f"{_flag(listening)}: cannot be read: {tail.trouble}")
         tags = frozenset([listening.account]) if listening.account else accounts
         channel = AlarmChannel(listening.channel, listening.match, tags)
+        self._rang_before = listening.channel == "alarm_file" and (
+            rang_before(tail.path, AlarmChannel(listening.channel, listening.match, tags))
+            if before is None
+            else before.rang_before
+        )
         first = _first(self.earlier)
         self.listener = Listener(tail, channel, first, before.early if before else 0)
         self.listener.on_begin = self.keep_channel
@@ -133,7 +138,12 @@ class Drill:
     def keep_channel(self, mark: Mark | None = None) -> None:
         """Write down how this listens, and from where on."""
         place = asdict(mark or self.listener.tail.mark)
-        record = ChannelRecord(**asdict(self.listening), **place, early=self.listener.early)
+        record = ChannelRecord(
+            **asdict(self.listening),
+            **place,
+            early=self.listener.early,
+            rang_before=self._rang_before,
+        )
         write(self.out, record)
 
     @property
@@ -164,7 +174,9 @@ class Drill:
             text="",
         )
         remarks = self.listener.remarks(self.listening.within)
-        remarks = replace(remarks, same=self.same if finished else None)
+        remarks = replace(
+            remarks, same=self.same if finished else None, rang_before=self._rang_before
+        )
         result = replace(result, text=sentence(result, remarks))
         write(self.out, result)
         return result

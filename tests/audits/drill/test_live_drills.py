@@ -61,6 +61,18 @@ def test_where_nobody_rings_the_exit_code_is_4_and_alarms_at_honest_images_do_no
     assert "2 alarms came before the attack's first image" in out
 
 
+def test_where_this_client_had_rung_before_silence_says_little(stage: Path) -> None:
+    for account, words in (("eve", ""), ("bob", ""), ("bob", "--account eve")):
+        Path("alarms.jsonl").write_text(
+            "torn" + json.dumps({"account": "x", "detector": "d", "image": 1})
+        )
+        with Path("alarms.jsonl").open("a") as file:
+            file.write("\n" + json.dumps({"account": account, "detector": "d", "image": 1}) + "\n")
+        code, out, _ = staged(*words.split(), "--out", f"{account}{len(words)}", budget=100)
+        assert code == 4
+        assert ("; it had rung before this drill, and a detector" in out) == (not words)
+
+
 def test_an_alarm_later_than_asked_for_is_too_late(stage: Path) -> None:
     code, out, _ = staged("--teacher.rings", f"{EVALUATED + 270}", "--within", "100")
     assert code == 4
