@@ -16,7 +16,7 @@ from dfme.report.run_files import read_object
 RESULT = "drill.json"
 CHANNEL = "channel.json"
 FORM = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True)
-MOSTLY_SAME = 0.98
+MIN_SAME = 0.98
 """The share of recorded images to which a service must name the recorded model's class, lest it be
 said to be another model; heuristic."""
 NEVER_RANG = 4
@@ -148,7 +148,7 @@ def sentence(result: DrillResult, remarks: Remarks) -> str:
         text += f"; the alarm is of {remarks.detector}{_place(remarks)}"
     if result.refused_at is not None:
         text += f"; the service refused us after {result.refused_at:,} images"
-    if remarks.same is not None and remarks.same < MOSTLY_SAME:
+    if remarks.same is not None and remarks.same < MIN_SAME:
         text += (
             f"; to {1 - remarks.same:.1%} of the images the service named another class than the "
             "recorded model, so the recorded copy is of another one"

@@ -67,8 +67,9 @@ class CopyCurve:
 
 def share_or_none(value: object) -> float | None:
     """A share that a file holds; None for what is none."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and 0 <= value <= 1 else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if 0 <= value <= 1 else None
 
 
 class Drill:
