@@ -121,13 +121,13 @@ def flag(key: str, value: object = None) -> str:
 
 
 def as_flag(option: Ref) -> str:
-    """The option as one types it."""
-    return f"--{option.key.replace('_', '-')} {option.value_text}".rstrip()
+    """The option as one types it; a word of Python's own has a _ at its end as a key."""
+    return f"--{option.key.rstrip('_').replace('_', '-')} {option.value_text}".rstrip()
 
 
 def as_yaml_key(option: Ref) -> str:
     """The option as it stands in a file."""
-    return f"{option.key} {option.value_text}".rstrip()
+    return f"{option.key.rstrip('_')} {option.value_text}".rstrip()
 
 
 class DfmeError(Exception):

@@ -4,6 +4,7 @@ needed.
 The other door is ``dfme/run/build.py``, which makes a run's teacher.
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -102,6 +103,21 @@ def make(config: TeacherConfig, options: Mapping[str, Any], device: str, **more:
     from dfme.teachers.build import make_teacher
 
     return make_teacher(config, options, choose_device(device), **more)
+
+
+def account_tags(options: Mapping[str, Any]) -> frozenset[str]:
+    """What alarms may call a client that asks with these options of a service; none without a key.
+
+    Behind ``serve`` that is the tag of its key, behind a guard that of the header with the key, and
+    where accounts are not told apart, the tag of everybody.
+    """
+    name = options.get("api_key_env")
+    key = os.environ.get(str(name), "").strip() if name else ""
+    if not key:
+        return frozenset()
+    from dfme.teachers.owner.watch.record import account_tag
+
+    return frozenset(map(account_tag, (key, f"bearer {key}", "")))
 
 
 def write_adapter(sample: str, path: str) -> str:

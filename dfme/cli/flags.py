@@ -23,6 +23,7 @@ ALIASES = {
     "teacher": "teacher.kind",
     "method": "method.name",
     "price_per_1000": "teacher.price_per_1000",
+    "from": "from_",
 }
 """A flag by a short name, and the option it stands for: of a group without a leaf, its first."""
 
@@ -177,6 +178,9 @@ PLACES = frozenset(
         "log",
         "pair",
         "shared_answers",
+        "from_",
+        "alarm_file",
+        "webhook_log",
     }
 )
 """Last parts of keys that name files or folders."""

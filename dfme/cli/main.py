@@ -31,6 +31,7 @@ VERBS = (
     "utility",
     "detect",
     "verify",
+    "drill",
 )
 """The commands; extract is meant when none is named."""
 

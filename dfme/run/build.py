@@ -30,7 +30,7 @@ from dfme.run.checkpoint import explain_load_errors, naming_the_rate
 from dfme.run.components import build_components, build_method, with_recorded_net
 from dfme.run.directory import RunDirectory
 from dfme.run.evaluation import OwnersRecord, examination_of
-from dfme.run.job import document, resume_command
+from dfme.run.job import document
 from dfme.run.loop import Interrupt, Progress, goal_of
 from dfme.run.opening import (
     OpenRecord,
@@ -38,6 +38,7 @@ from dfme.run.opening import (
     changed_source,
     digests_of,
     finished_result,
+    how_to_resume,
     in_time,
     open_directory,
     require_same_images,
@@ -71,15 +72,18 @@ def run_job(
     evaluation: ImageSet | None = None,
     announced: bool = False,
     own_process: bool = False,
+    opened: Callable[[Run], None] = lambda run: None,
+    command: str = "",
 ) -> Result:
     """Run a job to the end of its budget, or to the first interruption, and deliver its student.
 
     ``teacher`` takes the place of the one the job describes: any callable from images to answers;
     ``evaluation`` that of its evaluation set; ``announced``: the run's first line was said before
     torch was loaded; ``own_process``: this process is there for the run alone, so it chooses its
-    threads. Whatever is wrong with the job raises UserError before the first query. A finished run
-    that is resumed without a larger budget gives its result again. Global random state is as it was
-    afterwards.
+    threads; ``opened`` is called with the run before its first query; ``command``: the one that
+    goes on with it. Whatever is wrong with the job raises UserError before the first query. A
+    finished run that is resumed without a larger budget gives its result again. Global random state
+    is as it was afterwards.
     """
     if resume and (result := finished_result(job)) is not None:
         require_same_run(job, result.run_dir, *files_of(job))
@@ -113,9 +117,8 @@ def run_job(
         begins = f"running on {device_name(device)}, recorded in {printable(str(path))}"
         for line in [*first, *lines, *run.notes, begins]:
             run.recorder.note(line)
-        # How to go on: no command line knows a teacher that was handed over.
-        in_python = f"call extract again with out={str(path)!r}, resume=True"
-        again = resume_command(path, job) if teacher is None else in_python
+        again = how_to_resume(job, path, command, in_python=teacher is not None)
+        opened(run)
         try:
             with naming_the_rate(job.config.student, run.trainer, run.method):
                 return run.go(interrupt)

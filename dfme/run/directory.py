@@ -166,6 +166,8 @@ BEFORE_A_CHARGE = (  # what a run may write before it charges anything
     "replay",
     "wandb",
     "probes.pt",
+    "channel.json",
+    "drill.json",
     LOCK,
 )
 IMAGES = {

@@ -39,7 +39,7 @@ from dfme.report.run_files import read_object, read_summary
 from dfme.run.checkpoint import load_checkpoint
 from dfme.run.components import open_pool
 from dfme.run.directory import CHECKPOINTS, QUERIES, RunDirectory
-from dfme.run.job import POOLS, differing_keys, document
+from dfme.run.job import POOLS, differing_keys, document, resume_command
 from dfme.run.run import Result, Run
 from dfme.run.scores import chosen_images
 from dfme.run.student_file import load_student
@@ -234,6 +234,15 @@ PLANNED = say(  # in place of a larger budget
     "since {student.steps} are planned over the run's own budget, without {student.rounds}, start "
     "a new run, or train again on what is paid for: run.py retrain"
 )
+
+
+def how_to_resume(job: Job, path: Path, command: str, in_python: bool) -> str:
+    """How to go on with a run: by the ``command`` that began it, or, where no command line knows
+    its teacher, in Python.
+    """
+    if in_python:
+        return f"call extract again with out={str(path)!r}, resume=True"
+    return resume_command(path, job, command)
 
 
 def with_advice(error: TeacherError, run: Run, again: str) -> TeacherError:

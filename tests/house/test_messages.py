@@ -15,6 +15,7 @@ from sources import SOURCES, name, nodes_of
 
 from dfme.audits.audit.options import AuditConfig
 from dfme.audits.compare.plan import CompareConfig
+from dfme.audits.drill.options import DrillConfig
 from dfme.cli.check import CheckConfig
 from dfme.cli.evaluate import EvaluateConfig
 from dfme.cli.export import ExportConfig
@@ -30,6 +31,7 @@ COMMANDS = (
     AuditConfig,
     CompareConfig,
     CheckConfig,
+    DrillConfig,
     EvaluateConfig,
     ExportConfig,
     RetrainConfig,
