@@ -28,8 +28,8 @@ class MmdDetector(Detector):
     Gaussian ones, exp(-d^2 / (2 s^2)), with s of .5, 1, 2 and 4 times the median distance of benign
     images. Each image of the window has a benign partner of its predicted class, so that a change
     of the classes' mix alone is nothing. If both come from one distribution, which is which in a
-    pair is a toss: the bound is the largest MMD^2 after ``FLIPS`` random exchanges within pairs, and
-    at one look, every ``EVERY`` images, the value exceeds it with probability 1 / (FLIPS + 1) at
+    pair is a toss: the bound is the largest MMD^2 after ``FLIPS`` random exchanges within pairs.
+    At one look, every ``EVERY`` images, the value exceeds it with probability 1 / (FLIPS + 1) at
     most, exactly. Partners are plain, or corrupted, or both in turn; the least ratio of the three
     counts, so honest images may be either. An image asked again counts once. Of fewer benign images
     the window is as many.
