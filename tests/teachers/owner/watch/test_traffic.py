@@ -249,7 +249,7 @@ def test_a_change_of_the_classes_mix_or_of_wear_alone_is_no_alarm_and_other_scor
     assert detector.look(one_class) < 1
     assert detector.look(scores(512, 3, sharpness=1.0)) < 1  # as worn as benign images may be
     assert detector.look(scores(512, 4, sharpness=0.3)) > 2
-    assert detector.look(torch.cat([honest[:384], scores(128, 4, sharpness=0.3)])) > 1
+    assert detector.look(torch.cat([honest[:384], scores(128, 4, sharpness=0.3)])) > 1.25
 
 
 def test_an_image_asked_again_counts_once_and_few_pairs_say_nothing() -> None:
