@@ -4,10 +4,10 @@ carries them. No torch here.
 
 from dfme.config import defences
 
+OWN_FILES = {"mmd": "dfme.teachers.owner.watch.traffic:MmdDetector"}
 # name -> "module:Class", a ``detector.Detector``
-OF_ALL_TRAFFIC = {"mmd": "dfme.teachers.owner.watch.traffic:MmdDetector"}
 DETECTORS = {
-    name: OF_ALL_TRAFFIC.get(
+    name: OWN_FILES.get(
         name, f"dfme.teachers.owner.watch.detectors:{name.capitalize()}Detector"
     )
     for name in defences.DETECTORS
