@@ -17,6 +17,8 @@ from watched import benign, drawn, held_out, seen
 from dfme.errors import Refused
 from dfme.spec import ImageSpec, LabelMode
 from dfme.teachers.owner.defences.wrapper import Defended
+from dfme.teachers.owner.guard.gate import Gate
+from dfme.teachers.owner.guard.meter import Meter
 from dfme.teachers.owner.watch import watch as module
 from dfme.teachers.owner.watch.alarms import AlarmFile, WindowLargest
 from dfme.teachers.owner.watch.detection import detect
@@ -136,6 +138,22 @@ def test_forgetting_accounts_forgets_no_traffic_and_a_state_is_taken_up(
     old = {tag: part for tag, part in state["watch"].items() if tag != "all traffic"}
     teacher.watch.load_state_dict(old)  # of a run that had no such detector
     assert [*teacher.watch.state_dict()] == ["3", "4"]
+
+
+def test_behind_a_service_the_alarm_is_counted_and_told_without_an_account() -> None:
+    told = list[str]()
+    meter = Meter()
+    gate = Gate(watched(f"{__name__}:Count", on_alarm="refuse"), None, meter, told.append)
+    images = held_out(False)[:10]
+    scores_BK = LinearTeacher(SPEC, 10)(images).numpy()
+    for number in range(5):
+        gate.admit(f"account {number}", 10)
+        answers = gate.defend(f"account {number}", images.numpy(), scores_BK, None)
+        assert (answers == scores_BK).all()
+    name = f"{__name__}:Count"
+    ending = "all traffic, image 26 of all accounts, evaluation images included"
+    assert told == [f"ALARM: {name}, {ending}"]
+    assert (meter.alarms[name], meter.first_alarms) == (1, {name: 26})
 
 
 def test_split_over_accounts_an_attack_raises_the_same_alarm() -> None:
