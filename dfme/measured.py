@@ -86,9 +86,10 @@ class DetectorFacts:
 class HonestStream:
     """Alarms of one detector over the honest accounts of one stream.
 
-    ``units``: images that all of its ``queries`` are drawn from, and so the independent ones.
+    Of a detector of all traffic: over as many stretches of all accounts, interleaved. ``units``:
+    images that all of its ``queries`` are drawn from, and so the independent ones.
     ``per_10000``: alarms in as many queries, with its upper limit (95 %). ``first_alarms``: the
-    query of each session's first one, None: it raised none.
+    query of each session's first one, None: it raised none; empty where there are stretches.
     """
 
     stream: str
@@ -168,7 +169,12 @@ class SplitAttack:
 
 @dataclass(frozen=True)
 class LogDetection(Detection):
-    """The same, and what they say of a log: of its largest accounts, of ``accounts_in_all``."""
+    """The same, and what they say of a log: of its largest accounts, of ``accounts_in_all``.
+
+    ``traffic``: the readings of detectors of all traffic, over all ``images_in_all``.
+    """
 
     accounts: Sequence[LoggedAccount]
     accounts_in_all: int
+    images_in_all: int = 0
+    traffic: Mapping[str, AccountReading] = field(default_factory=dict)

@@ -86,6 +86,7 @@ def tables(seen: Detection) -> str:
     accounts = seen.accounts
     thinned = [f"1/{every}" for every in accounts[0].thinned if every > 1]
     lines = [line for account in accounts for line in _lines(account)]
+    lines += _traffic(seen, len(thinned))
     rows = {detector.name: [detector.name] for detector in seen.detectors}
     for stream in seen.benign:
         rows[stream.detector].append(_honest(stream))
@@ -116,6 +117,21 @@ def _lines(account: LoggedAccount) -> Iterator[list[str]]:
             f"{reading.largest:.3g}",
             f"{reading.threshold:.3g}",
             *(f"{alarm or 'never'}" for alarm in alarms),
+        ]
+
+
+def _traffic(seen: LogDetection, thinned: int) -> Iterator[list[str]]:
+    """A line of all traffic for each detector of it, which is not thinned."""
+    for name, reading in seen.traffic.items():
+        yield [
+            "all",
+            f"{seen.images_in_all}",
+            "",
+            name,
+            f"{reading.largest:.3g}",
+            f"{reading.threshold:.3g}",
+            f"{reading.first_alarm or 'never'}",
+            *[""] * thinned,
         ]
 
 

@@ -354,7 +354,16 @@ NEED_FEATURES = ("mahalanobis", "sequential", "sprt")
 """Detectors that look into the network, and need one of kind torch."""
 
 
-DETECTORS = ("prada", "duplicates", "pairs", "labels", "scores", "coverage", *NEED_FEATURES)
+DETECTORS = (
+    "prada",
+    "duplicates",
+    "pairs",
+    "labels",
+    "scores",
+    "coverage",
+    *NEED_FEATURES,
+    "mmd",
+)
 """Names of detectors of extraction; ``dfme.teachers.owner.watch`` has them."""
 
 

@@ -120,9 +120,7 @@ def audit_of(
         taxonomy=headline.TAXONOMY,
         not_run=[*measured.not_run, *_unexamined(plan, examination), *not_run(findings.runs)],
         limits=[
-            *headline.what_it_does_not_tell(
-                findings, len(seeds), plan.local, bool(measured.split)
-            ),
+            *headline.what_it_does_not_tell(findings, len(seeds), plan.local, bool(measured.split)),
             *([REPRESENTATIVE] if AITG in acceptable else []),
         ],
         pictures=pictures(plan, first.attacker),

@@ -28,7 +28,7 @@ from dfme.teachers.label_modes import Wrapper
 from dfme.teachers.owner.defences.wrapper import Defended, behind
 from dfme.teachers.owner.features import CPU, Mahalanobis
 from dfme.teachers.owner.guard.meter import Meter
-from dfme.teachers.owner.watch.alarms import Alarm, AlarmFile
+from dfme.teachers.owner.watch.alarms import ALL, Alarm, AlarmFile
 from dfme.teachers.owner.watch.watch import Watch
 
 
@@ -168,8 +168,10 @@ class Gate:
                 continue
             self._meter.alarm(event.detector, event.image)
             if event.is_first:
-                number = f"image {event.image:,} that it asked, evaluation images included"
-                self._tell(f"ALARM: {event.detector}, account {event.account}, {number}")
+                who = f"account {event.account}, image {event.image:,} that it asked"
+                if event.account == ALL:
+                    who = f"all traffic, image {event.image:,} of all accounts"
+                self._tell(f"ALARM: {event.detector}, {who}, evaluation images included")
 
 
 def make_guarded(

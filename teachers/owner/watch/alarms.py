@@ -1,4 +1,6 @@
-"""What a watch says and keeps of one account: its alarms, and what each detector came to."""
+"""What a watch says and keeps of one account, or of all of them as one: its alarms, and what each
+detector came to.
+"""
 
 import json
 import os
@@ -13,6 +15,9 @@ import torch
 from dfme.errors import RunError, flag
 from dfme.files import AppendFile, disk_error, make_folder, open_file
 from dfme.teachers.owner.watch.detector import SESSION, Detector
+
+ALL = "all"
+"""The account that all of them are to detectors of all traffic."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +54,11 @@ class Alarm:
 
 @dataclass(frozen=True)
 class WindowLargest:
-    """Each detector's largest statistic in the window that ends at the ``images``-th image."""
+    """Each detector's largest statistic in the window that ends at an account's ``images``-th
+    image.
+    """
 
+    account: str
     images: int
     largest: dict[str, float]
 

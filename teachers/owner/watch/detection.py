@@ -1,7 +1,9 @@
 """Detectors over honest accounts, per stream, and over accounts in a log of ``serve --record``."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,15 @@ from dfme.spec import ImageSpec
 from dfme.statistics import share_at_most
 from dfme.teachers.arrays import Array
 from dfme.teachers.owner.features import as_asked
-from dfme.teachers.owner.watch.detector import SESSION, STREAMS, Observation, held_out, session
+from dfme.teachers.owner.watch.alarms import ALL, Alarm
+from dfme.teachers.owner.watch.detector import (
+    BATCH,
+    SESSION,
+    STREAMS,
+    Observation,
+    held_out,
+    session,
+)
 from dfme.teachers.owner.watch.record import LogBatch, LoggedImages, digests, fingerprints, read_log
 from dfme.teachers.owner.watch.watch import Watch
 
@@ -36,6 +46,15 @@ MAX_COUNTED = (
     100_000  # accounts that are counted; digests that are remembered of one, and then forgotten
 )
 Tell = Callable[[str], None]
+
+
+@dataclass
+class HonestSession:
+    """What a detector says of one honest account, or of as many images of all traffic."""
+
+    largest: float
+    alarms: int
+    first_alarm: int | None = None
 
 
 def detect(
@@ -49,9 +68,11 @@ def detect(
 ) -> Detection:
     """Figures of the watch of ``teacher`` on honest accounts and on a log, which may lack inputs.
 
-    ``sessions``: so many honest accounts of each stream, in place of ``SESSIONS``. Alarms are
-    counted per image, but honest images are no more independent than ``units``, those that all are
-    drawn from. UserError for images that do not do and a log that is not the teacher's.
+    ``sessions``: so many honest accounts of each stream, in place of ``SESSIONS``. A detector of
+    all traffic sees them interleaved, and its sessions are as many stretches of as many images.
+    Alarms are counted per image, but honest images are no more independent than ``units``, those
+    that all are drawn from. UserError for images that do not do and a log that is not the
+    teacher's.
     """
     watch: Watch = teacher.watch
     logged = None if log is None else Log(log, teacher.spec, teacher.num_classes)
@@ -73,12 +94,12 @@ def detect(
         if stream == "other data":
             images = held_out(str(other), teacher.spec)[0]
             drawn = torch.arange(len(images))
-        accounts = _accounts(teacher, stream, images, drawn, seed, tell, sessions or SESSIONS)
+        count = sessions or SESSIONS
+        by_name = _sessions(teacher, stream, images, drawn, seed, tell, count)
         for name in watch.names:
-            readings = [account[name] for account in accounts]
-            largest[name][stream] = [reading["largest"] for reading in readings]
-            rows.append(_honest(stream, name, len(drawn), readings))
-        tell(f"watched {len(accounts)} honest accounts: {stream}")
+            largest[name][stream] = [reading.largest for reading in by_name[name]]
+            rows.append(_honest(stream, name, len(drawn), by_name[name], name in watch.of_all))
+        tell(f"watched {count} honest accounts: {stream}")
     honest = Detection(
         detectors=detectors,
         session=SESSION,
@@ -91,7 +112,7 @@ def detect(
     return logged.seen_by(watch, honest) if logged else honest
 
 
-def _accounts(
+def _sessions(
     teacher: Any,
     stream: str,
     images: ImageSet,
@@ -99,26 +120,65 @@ def _accounts(
     seed: int,
     tell: Tell,
     sessions: int,
-) -> list[Any]:
-    """What the watch says of each honest account of a stream."""
-    accounts = list[Any]()
+) -> dict[str, list[HonestSession]]:
+    """What each detector says of the honest accounts of a stream, whose batches come in random
+    order.
+    """
+    watch: Watch = teacher.watch
+    watch.load_state_dict({})  # nobody has asked yet
+    watch.drain()
     seldom = Seldom(tell)
+    rngs = [torch.Generator().manual_seed(seed * SESSIONS + number) for number in range(sessions)]
+    accounts = [session(stream, images, places_N, rng) for rng in rngs]
+    turns = torch.arange(sessions).repeat_interleave(SESSION // BATCH)
+    mixed = turns[torch.randperm(len(turns), generator=torch.Generator().manual_seed(seed))]
+    for turn, number in enumerate(mixed.tolist(), 1):
+        watch.account = f"{number}"
+        x_BCHW = next(accounts[number])
+        most = teacher.info.max_batch or len(x_BCHW)
+        for part_BCHW in as_asked(x_BCHW, teacher).split(most):
+            teacher(part_BCHW)
+        if turn * BATCH % SESSION == 0:
+            seldom(f"watched {turn * BATCH // SESSION} of {sessions} honest accounts: {stream}")
+    readings: dict[str, list[HonestSession]] = {name: [] for name in watch.names}
     for number in range(sessions):
-        teacher.watch.load_state_dict({})  # nobody has asked yet
-        rng = torch.Generator().manual_seed(seed * SESSIONS + number)
-        for x_BCHW in session(stream, images, places_N, rng):
-            most = teacher.info.max_batch or len(x_BCHW)
-            for part_BCHW in as_asked(x_BCHW, teacher).split(most):
-                teacher(part_BCHW)
-        accounts.append(teacher.watch.report()["detectors"])
-        seldom(f"watched {number + 1} of {sessions} honest accounts: {stream}")
-    teacher.watch.drain()
-    return accounts
+        watch.account = f"{number}"
+        for name, reading in watch.report()["detectors"].items():
+            readings[name].append(
+                HonestSession(reading["largest"], reading["alarms"], reading["first_alarm"])
+            )
+    watch.account = ""
+    return readings | _stretches(watch, sessions)
 
 
-def _honest(stream: str, detector: str, units: int, readings: Sequence[Any]) -> HonestStream:
-    """The row of a detector, by what it says of each session."""
-    alarms = [reading["alarms"] for reading in readings]
+def _stretches(watch: Watch, sessions: int) -> dict[str, list[HonestSession]]:
+    """What each detector of all traffic says of each ``SESSION`` images of it; a statistic that
+    stays above its threshold from one to the next is an alarm in both.
+    """
+    thresholds = {name: watch.report()["detectors"][name]["threshold"] for name in watch.of_all}
+    stretches = {
+        name: [HonestSession(-math.inf, 0) for _ in range(sessions)] for name in watch.of_all
+    }
+    for event in watch.take_events():
+        if event.account != ALL:
+            continue
+        if isinstance(event, Alarm):
+            stretches[event.detector][(event.image - 1) // SESSION].alarms += 1
+            continue
+        for name, value in event.largest.items():
+            stretch = stretches[name][(event.images - 1) // SESSION]
+            stretch.largest = max(stretch.largest, value)
+    for name, all_of_it in stretches.items():
+        for stretch in all_of_it:
+            stretch.alarms = max(stretch.alarms, int(stretch.largest > thresholds[name]))
+    return stretches
+
+
+def _honest(
+    stream: str, detector: str, units: int, sessions: Sequence[HonestSession], of_all: bool
+) -> HonestStream:
+    """The row of a detector, by what it says of each session; ``of_all``: of all traffic."""
+    alarms = [reading.alarms for reading in sessions]
     count = sum(alarms)
     queries = len(alarms) * SESSION
     return HonestStream(
@@ -131,7 +191,7 @@ def _honest(stream: str, detector: str, units: int, readings: Sequence[Any]) -> 
         alarms=count,
         per_10000=10_000 * count / queries,
         per_10000_upper=10_000 * share_at_most(count, queries, units),
-        first_alarms=[reading["first_alarm"] for reading in readings],
+        first_alarms=[] if of_all else [reading.first_alarm for reading in sessions],
     )
 
 
@@ -193,13 +253,19 @@ class Log:
         images = dict.fromkeys((tag for tag, _ in self._accounts.most_common(ACCOUNTS)), 0)
         repeats = Counter[str]()
         digests_before = {tag: set[int]() for tag in images}
-        for batch in (batch for batch in self._batches() if batch.account in images):
+        for batch in self._batches():
             tag = batch.account
+            if tag not in images and not watch.of_all:
+                continue
             seen = self._seen(batch)
+            watch.observe_traffic(seen)
+            watch.drain()
+            if tag not in images:
+                continue
             digests = {*batch.digest.tolist()}
             for every in THINNED:
                 watch.account = f"{tag} {every}"
-                watch.observe(seen[-images[tag] % every :: every])
+                watch.observe_account(seen[-images[tag] % every :: every])
             watch.drain()
             images[tag] += len(seen)
             before = digests_before[tag]
@@ -212,10 +278,19 @@ class Log:
                 watch.account = f"{tag} {every}"
                 readings = watch.report()["detectors"]
                 thinned[every] = {
-                    name: AccountReading(**reading) for name, reading in readings.items()
+                    name: AccountReading(**reading)
+                    for name, reading in readings.items()
+                    if name not in watch.of_all
                 }
             accounts.append(LoggedAccount(tag, count, repeats[tag], thinned))
-        return LogDetection(**vars(honest), accounts=accounts, accounts_in_all=len(self._accounts))
+        readings = watch.report()["detectors"]
+        return LogDetection(
+            **vars(honest),
+            accounts=accounts,
+            accounts_in_all=len(self._accounts),
+            images_in_all=self._accounts.total(),
+            traffic={name: AccountReading(**readings[name]) for name in sorted(watch.of_all)},
+        )
 
     def _batches(self) -> Iterator[LogBatch]:
         try:

@@ -125,11 +125,15 @@ class Benign:
 class Detector(ABC):
     """Detector of one account's stream; results do not depend on the stream's batches.
 
+    ``of_all_traffic``: it sees the images of all accounts as one stream, and its alarm, which names
+    nobody, refuses and cuts nobody.
+
     An alarm is raised as the statistic rises above ``threshold``, and again only once it was not.
     ``state``: numbers, and tensors; ``rows``: of those that grow, how many rows they have at most.
     ``statistic``: in words, for a report.
     """
 
+    of_all_traffic = False
     statistic = "of the owner's own"
     threshold: float
     of_all_traffic = False

@@ -1,4 +1,6 @@
-"""The watch over who asks a teacher: each account's detectors, and what follows an alarm."""
+"""The watch over who asks a teacher: each account's detectors, those of all traffic, and what
+follows an alarm.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -22,7 +24,7 @@ from dfme.teachers.owner.features import (
 )
 from dfme.teachers.owner.utility import corrupted
 from dfme.teachers.owner.watch import DETECTORS
-from dfme.teachers.owner.watch.alarms import AccountWatch, Alarm, WindowLargest
+from dfme.teachers.owner.watch.alarms import ALL, AccountWatch, Alarm, WindowLargest
 from dfme.teachers.owner.watch.detector import (
     MAX_TOGETHER,
     UNIT,
@@ -35,10 +37,12 @@ from dfme.teachers.owner.watch.detector import (
 
 MAX_ACCOUNTS = 256  # of more, the one longest silent is forgotten, of those without an alarm first
 WINDOW = 50  # images between two lines of statistics
+TRAFFIC = "all traffic"  # in a state, where an account has its tag
 
 
 class Watch:
-    """Detectors ``names`` over every account of ``teacher``, calibrated on held-out ``data``.
+    """Detectors ``names`` over every account of ``teacher``, calibrated on held-out ``data``; those
+    of all traffic over all accounts as one.
 
     These are every second image, in an order drawn by seed 0, of its test part, as they are and
     corrupted; the means behind the distances are its train part's. ``account`` is whose images are
@@ -66,6 +70,8 @@ class Watch:
         self._form: Callable[[Observation], Observation] = lambda seen: seen
         self._events = list[Alarm | WindowLargest]()
         self._accounts = dict[str, AccountWatch]()
+        self._traffic: AccountWatch | None = None
+        self.of_all = frozenset[str]()  # names of those detectors that are of all traffic
         self.features = None
         needing = ", ".join(name for name in names if name in NEED_FEATURES)
         if data is not None and (needing or (logged and teacher.info.network)):
@@ -84,7 +90,9 @@ class Watch:
         worse_BCHW = corrupted(x_BCHW, UNIT, torch.Generator().manual_seed(0)).clamp(0, 1)
         plain = self._observed(x_BCHW)
         self._benign = Benign(plain, self._observed(worse_BCHW), self._teacher.num_classes)
-        for name, detector in self.make_detectors().items():
+        made = {name: _make_detector(name, self._benign) for name in self.names}
+        self.of_all = frozenset(name for name, each in made.items() if each.of_all_traffic)
+        for name, detector in made.items():
             subject = f"detector {name}"
             form = copied(custom_state(detector, subject, UserError))
             _reading(name, detector, plain[:2], UserError)
@@ -135,13 +143,26 @@ class Watch:
         self._form = form
         self.names = tuple(names)
         self._accounts = {}
+        self._traffic = None
         self._benign = Benign(form(benign.plain), form(benign.corrupted), benign.classes)
 
     def observe(self, seen: Observation) -> None:
         """The next images of this account, in the form in which detectors see them."""
-        account = self._current()
         if self.record is not None:
-            self.record(self.account, account.images + 1, seen)
+            self.record(self.account, self._current().images + 1, seen)
+        self.observe_account(seen)
+        self.observe_traffic(seen)
+
+    def observe_account(self, seen: Observation) -> None:
+        """The same for this account's detectors alone."""
+        self._observe(self._current(), self.account, seen)
+
+    def observe_traffic(self, seen: Observation) -> None:
+        """The same for the detectors of all traffic alone."""
+        if self.of_all:
+            self._observe(self._all_traffic(), ALL, seen)
+
+    def _observe(self, account: AccountWatch, tag: str, seen: Observation) -> None:
         readings = {
             name: _reading(name, detector, seen, TeacherError)
             for name, detector in account.detectors.items()
@@ -150,18 +171,19 @@ class Watch:
         while start < len(seen):
             part = slice(start, start + WINDOW - account.images % WINDOW)
             for name, reading in readings.items():
-                self._take(account, name, reading[part])
+                self._take(account, tag, name, reading[part])
             account.images += len(seen[part])
             if account.images % WINDOW == 0 and readings:
                 self._events.append(
                     WindowLargest(
+                        tag,
                         account.images,
                         {name: each.end_window() for name, each in account.figures.items()},
                     )
                 )
             start = part.stop
 
-    def _take(self, account: AccountWatch, name: str, reading: Reading) -> None:
+    def _take(self, account: AccountWatch, tag: str, name: str, reading: Reading) -> None:
         """Note what a detector says of the next images, within one window."""
         values = reading.statistic_B.nan_to_num().tolist()
         figures = account.figures[name]
@@ -169,7 +191,7 @@ class Watch:
         for place in reading.alarm_B.nonzero().flatten().tolist():
             image = account.images + 1 + place
             alarm = Alarm(
-                account=self.account,
+                account=tag,
                 detector=name,
                 statistic=values[place],
                 threshold=account.detectors[name].threshold,
@@ -192,28 +214,42 @@ class Watch:
         return [event.line() for event in self.take_events()]
 
     def report(self) -> dict[str, Any]:
-        """Findings about this account, for summary.json."""
+        """Findings about this account, and about all traffic, for summary.json."""
         account = self._current()
+        report = account.report() | (self._all_traffic().report() if self.of_all else {})
         return {
             "images": account.images,
             "on_alarm": self.on_alarm,
-            "detectors": account.report(),
+            "detectors": {name: report[name] for name in self.names},
         }
 
     def state_dict(self) -> dict[str, Any]:
-        return {tag: account.state_dict() for tag, account in self._accounts.items()}
+        state = {tag: account.state_dict() for tag, account in self._accounts.items()}
+        if self._traffic is not None:
+            state[TRAFFIC] = self._traffic.state_dict()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what ``state_dict`` gave; an empty state forgets every account."""
-        accounts = {tag: AccountWatch(self.make_detectors()) for tag in state}
-        for tag, account in accounts.items():
+        """Take up what ``state_dict`` gave; an empty state forgets every account, and all
+        traffic.
+        """
+        traffic = self._new(True) if TRAFFIC in state and self.of_all else None
+        accounts = {tag: self._new(False) for tag in state if tag != TRAFFIC}
+        for tag, account in ({**accounts, TRAFFIC: traffic} if traffic else accounts).items():
             validate_like(account.state_dict(), state[tag], "teacher.watch")
             account.load_state_dict(state[tag])
         self._accounts = accounts
+        self._traffic = traffic
+
+    def _all_traffic(self) -> AccountWatch:
+        """All accounts as one, which is never forgotten."""
+        if self._traffic is None:
+            self._traffic = self._new(True)
+        return self._traffic
 
     def _current(self) -> AccountWatch:
         """The account that asks now, which becomes the latest."""
-        current = self._accounts.pop(self.account, None) or AccountWatch(self.make_detectors())
+        current = self._accounts.pop(self.account, None) or self._new(False)
         if len(self._accounts) >= MAX_ACCOUNTS:
             quiet = (tag for tag, account in self._accounts.items() if not account.alarms)
             del self._accounts[next(quiet, next(iter(self._accounts)))]
@@ -221,8 +257,13 @@ class Watch:
         return current
 
     def make_detectors(self) -> dict[str, Detector]:
-        """New ones of every name, over an account that has not asked yet."""
+        """New ones of every name, which have seen nothing."""
         return {name: _make_detector(name, self._benign) for name in self.names}
+
+    def _new(self, of_all: bool) -> AccountWatch:
+        """An account that has asked nothing: its detectors, or those of all traffic."""
+        names = [name for name in self.names if (name in self.of_all) == of_all]
+        return AccountWatch({name: _make_detector(name, self._benign) for name in names})
 
     def _observed(self, x_BCHW: Tensor) -> Observation:
         """Images within 0 and 1 as the teacher would see them."""

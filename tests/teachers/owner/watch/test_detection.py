@@ -167,9 +167,13 @@ def test_a_log_says_what_the_watch_said_that_wrote_it(
     assert isinstance(seen, LogDetection)
     account = seen.accounts[0]
     own = {name: asdict(reading) for name, reading in account.thinned[1].items()}
+    assert "mmd" not in own
+    assert seen.images_in_all == 400
+    assert seen.traffic["mmd"].largest != 0
     assert live["pairs"]["first_alarm"] < 100
     if kept:  # of all scores a log has the top one alone
-        assert {**own, "coverage": None} == {**live, "coverage": None}
+        unlike = {"coverage": None, "mmd": None}
+        assert {**own, **unlike} == {**live, **unlike}
         assert seen.left_out == {}
         return
     assert seen.left_out == {"prada": "the log has not all images (--record-images)"}
