@@ -15,7 +15,7 @@ from dfme.cli.flags import Flag, asks_to_resume, last_text, resumed, split_flags
 from dfme.config.messages import printable
 from dfme.config.settings import Job
 from dfme.config.values import Option
-from dfme.errors import Problem, say
+from dfme.errors import Problem, flag, say
 from dfme.methods import METHODS
 from dfme.oracle.ledger_log import audit
 from dfme.run.checks import evaluation_problems, fresh_directory_problems
@@ -199,13 +199,11 @@ def _problems(
     yield from _of_channel(config, before)
     kind = owner_side.KINDS.get(arguments.kind)
     if kind is not None and kind.is_local:
+        served = f"run.py serve {flag('watch', 'NAMES')} {flag('alarm_file', 'FILE')}"
         yield Problem(
             "teacher.kind",
-            say(
-                "expected a service (v2, json...) or a client of your own (module:Class): a model "
-                "in this process raises no alarm in a channel; serve it first, by run.py serve "
-                "{watch:NAMES} {alarm_file:FILE}"
-            ),
+            "expected a service (v2, json...) or a client of your own (module:Class): a model in "
+            f"this process raises no alarm in a channel; serve it first, by {served}",
             arguments.kind,
         )
     for name in ("watch", "defences", "benign"):

@@ -151,7 +151,7 @@ def sentence(result: DrillResult, remarks: Remarks) -> str:
     if remarks.same is not None and remarks.same < MIN_SAME:
         text += (
             f"; to {1 - remarks.same:.1%} of the images the service named another class than the "
-            "recorded model, so the recorded copy is of another one"
+            "recorded model, so the recorded agreement says little of it"
         )
     if remarks.early:
         text += (
