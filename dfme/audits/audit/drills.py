@@ -5,29 +5,28 @@ in sentences. No torch.
 import os
 from pathlib import Path
 
-from dfme.audits.audit.beside_parts import Drill
 from dfme.audits.audit.result import parse
+from dfme.audits.drill.result import RESULT, DrillResult
 from dfme.config.messages import printable
 from dfme.errors import RunError, UserError
 from dfme.report.run_files import read_object
 
-FILE = "drill.json"
 FORM = "dfme.drill/1"
 MAX_NAME = 200
 MAX_TEXT = 800
 """Letters of a name of the file, and of its sentence, that are shown."""
 
 
-def read_drill(folder: str) -> Drill:
+def read_drill(folder: str) -> DrillResult:
     """The finished drill of a folder. UserError, in one line, for anything else."""
     named = f"--drill {printable(folder):.200}"
-    content = read_object(Path(os.path.expanduser(folder)) / FILE)
+    content = read_object(Path(os.path.expanduser(folder)) / RESULT)
     if not content:
-        raise UserError(f"{named}: expected a folder with {FILE}, as run.py drill makes one")
+        raise UserError(f"{named}: expected a folder with {RESULT}, as run.py drill makes one")
     if (schema := content.get("schema")) != FORM:
         raise UserError(f"{named}: expected the schema {FORM}, got {printable(repr(schema)):.60}")
     try:
-        drill = parse(Drill, content, FILE, FORM)
+        drill = parse(DrillResult, content, RESULT, FORM)
     except RunError as error:
         fault = str(error).partition("; ")[0]
         raise UserError(f"{named}: {fault}; make the drill again") from None
@@ -41,12 +40,12 @@ def read_drill(folder: str) -> Drill:
     return drill
 
 
-def drill_text(drill: Drill) -> str:
+def drill_text(drill: DrillResult) -> str:
     """What the drill found, in its own words, which say what makes them doubtful, too."""
     return f"The drill says: {printable(drill.text)[:MAX_TEXT].rstrip('.')}."
 
 
-def response_text(drill: Drill) -> str:
+def response_text(drill: DrillResult) -> str:
     """Whether the service refused the drill's attack, and whether that followed an alarm."""
     refused = drill.refused_at
     if refused is None:
@@ -61,7 +60,7 @@ def response_text(drill: Drill) -> str:
     return f"In the drill the service refused the attack after {refused:,} images, {when}."
 
 
-def of_whom(drill: Drill, name: str) -> str:
+def of_whom(drill: DrillResult, name: str) -> str:
     """Whose drill it was, beside the ``name`` of the audited model."""
     teacher = printable(drill.teacher)[:MAX_NAME]
     attack = printable(drill.attack)[:MAX_NAME]

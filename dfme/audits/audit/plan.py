@@ -6,7 +6,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dfme.audits.audit.beside_parts import Drill
 from dfme.audits.audit.drills import read_drill
 from dfme.audits.audit.history import (
     AttackForm,
@@ -21,6 +20,7 @@ from dfme.audits.audit.parts import CellResult, NotRun
 from dfme.audits.audit.price_lines import attack_of
 from dfme.audits.audit.result import AuditResult, Halves
 from dfme.audits.compare.plan import CompareConfig, ComparisonPlan
+from dfme.audits.drill.result import DrillResult
 from dfme.config.settings import EvaluationConfig, Job
 from dfme.data import whole_name
 from dfme.run.job import unwatched
@@ -72,7 +72,7 @@ class AuditPlan:
         return replace(self.planned(config), stem="quota")
 
     @cached_property
-    def drill(self) -> Drill | None:
+    def drill(self) -> DrillResult | None:
         """The drill that is given. UserError for a folder without one."""
         return None if self.config.drill is None else read_drill(self.config.drill)
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError, with_config
 
 from dfme.audits.audit.account_parts import ManyAccounts
-from dfme.audits.audit.beside_parts import AuditHistory, Drill
+from dfme.audits.audit.beside_parts import AuditHistory
 from dfme.audits.audit.parts import (
     FORM,
     AttackedDefence,
@@ -35,6 +35,7 @@ from dfme.audits.audit.price_parts import (
     Rating,
 )
 from dfme.audits.audit.sheet_parts import Control, QuotaSheet
+from dfme.audits.drill.result import DrillResult
 from dfme.config.messages import printable
 from dfme.errors import RunError
 from dfme.measured import Bill
@@ -244,7 +245,7 @@ class AuditResult:
     pareto: Sequence[ParetoPoint]
     detection: WatchedAttacks | None
     accounts: ManyAccounts | None = None
-    drill: Drill | None = None
+    drill: DrillResult | None = None
     cells: Sequence[CellResult]
     fidelity: Sequence[Fidelity]
     fidelity_seeds: Sequence[SeedsOfFigure]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
-from dfme.audits.drill.channel import ChannelKind
+from dfme.audits.drill.channel import MAX_SHOWN, ChannelKind
 from dfme.config.messages import printable
 from dfme.errors import RunError
 from dfme.files import write_text
@@ -23,6 +23,12 @@ NEVER_RANG = 4
 """The exit code of a drill in which nobody rang, or too late."""
 
 
+ShareOrNone = Annotated[float, Field(ge=0, le=1)] | None
+CountOrNone = Annotated[int, Field(ge=0)] | None
+MAX_SENTENCE = 2_000
+Sentence = Annotated[str, Field(max_length=MAX_SENTENCE)]
+
+
 @with_config(FORM)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillResult:
@@ -36,20 +42,20 @@ class DrillResult:
 
     schema: Literal["dfme.drill/1"] = "dfme.drill/1"
     rang: bool
-    images: int | None
-    agreement: float | None
-    agreement_end: float | None
-    constant: float | None
-    images_in_all: int
-    refused_at: int | None
-    attack: str
-    teacher: str
+    images: CountOrNone
+    agreement: ShareOrNone
+    agreement_end: ShareOrNone
+    constant: ShareOrNone
+    images_in_all: Annotated[int, Field(ge=0)]
+    refused_at: CountOrNone
+    attack: Sentence
+    teacher: Sentence
     channel: ChannelKind
-    alarm: str | None
-    recorded: Annotated[str | None, Field(alias="from")]
+    alarm: Annotated[str, Field(max_length=MAX_SHOWN)] | None
+    recorded: Annotated[Sentence | None, Field(alias="from")]
     finished: bool
-    made: str
-    text: str
+    made: Sentence
+    text: Sentence
 
 
 @with_config(FORM)
