@@ -34,7 +34,7 @@ def defended(defences: str, mode: str | None = None) -> Defended:
 
 
 ALL = ",".join(settings.DETECTORS)
-DETECTORS = ("pairs", "labels", "sequential")
+DETECTORS = ("pairs", "labels", "sequential", "mmd")
 logging_watch = partial(Watch, names=DETECTORS, data="digits", on_alarm="log")
 
 

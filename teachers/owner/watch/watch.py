@@ -210,8 +210,20 @@ class Watch:
         return events
 
     def drain(self) -> list[dict[str, Any]]:
-        """The events since the last call as lines of watch.jsonl."""
-        return [event.line() for event in self.take_events()]
+        """The events since the last call as lines of watch.jsonl, which is of one account: the
+        windows of all traffic are its own.
+        """
+        lines = list[dict[str, Any]]()
+        windows = dict[int, dict[str, float]]()
+        for event in self.take_events():
+            if isinstance(event, Alarm):
+                lines.append(event.line())
+            elif event.account == ALL and event.images in windows:
+                windows[event.images].update(event.largest)
+            else:
+                windows[event.images] = {**event.largest}
+                lines.append({**event.line(), "largest": windows[event.images]})
+        return lines
 
     def report(self) -> dict[str, Any]:
         """Findings about this account, and about all traffic, for summary.json."""
