@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
+from statistics import median
 from typing import NamedTuple
 
 from dfme.audits.audit.beside_parts import AuditHistory, Change, PriceChange, Sameness
@@ -19,8 +20,16 @@ from dfme.report.run_files import is_above, read_object
 from dfme.statistics import Spread, difference_interval, means_differ
 
 FILE = "audit.json"
+ONE_SEED_CHANCE = 0.08
+"""What the agreements of two copies by single seeds may differ by (95 %), if copies deviate by .03
+between seeds; measured are .005 to .07 (docs/audit.md), so this is a heuristic.
+"""
 MIN_SEEDS = 3
 """Of each audit, from which on ranges of queries over seeds are compared."""
+MIN_FACTOR = 1.5
+"""By which medians of queries have to differ: ranges of three seeds each lie apart by chance in one
+of ten pairs of equal audits. Heuristic.
+"""
 MAX_SHOWN = 60
 """Letters of an option's value in a message."""
 
@@ -268,28 +277,33 @@ def _change(now: _Side, before: _Side) -> PriceChange:
 
 
 def agreement_change(now: Spread, before: Spread, difference: Interval) -> int:
-    """1 where agreement rose by more than images and seeds explain, -1 where it fell, else 0; of
-    one seed by more than images do. ``difference``: its interval over images.
+    """1 where agreement rose by more than images and seeds explain, -1 where it fell, else 0.
+
+    ``difference``: its interval over images. One seed knows nothing of other seeds: the interval is
+    widened by ``ONE_SEED_CHANCE`` then.
     """
-    if now.count > 1 and not means_differ(now, before):
+    chance = ONE_SEED_CHANCE if min(now.count, before.count) < 2 else 0.0
+    if not chance and not means_differ(now, before):
         return 0
-    if difference.low > 0:
+    if difference.low > chance:
         return 1
-    return -1 if difference.high < 0 else 0
+    return -1 if difference.high < -chance else 0
 
 
 def _fewer_queries(now: Sequence[int | None], before: Sequence[int | None]) -> int:
-    """1 where every seed needed fewer queries for a copy than any before, -1 where it needed more,
-    else 0; at least ``MIN_SEEDS`` have to have made one in both.
+    """1 where every seed needed fewer queries for a copy than any before, and the median by
+    ``MIN_FACTOR``, -1 where it needed more, else 0; at least ``MIN_SEEDS`` have to have made one in
+    both.
     """
     counts = [count for count in now if count is not None]
     counts_before = [count for count in before if count is not None]
     least = min(len(counts), len(counts_before))
     if least < MIN_SEEDS or len(counts) < len(now) or len(counts_before) < len(before):
         return 0
-    if max(counts) < min(counts_before):
+    factor = median(counts_before) / median(counts)
+    if max(counts) < min(counts_before) and factor >= MIN_FACTOR:
         return 1
-    return -1 if min(counts) > max(counts_before) else 0
+    return -1 if min(counts) > max(counts_before) and 1 / factor >= MIN_FACTOR else 0
 
 
 def _line_text(change: Change, now: _Side, before: _Side, difference: Interval) -> str:
@@ -301,7 +315,7 @@ def _line_text(change: Change, now: _Side, before: _Side, difference: Interval) 
         f"{high} points; {_count(seeds, 'seed')})"
     )
     medians = [median_to_copy(side.line) for side in (now, before)]
-    if any(median is not None for median in medians):
+    if any(count is not None for count in medians):
         queries = ["not reached" if count is None else f"{count:,.0f}" for count in medians]
         text += f"; queries to {float(COPY_LEVEL):.0%}: {queries[0]}, before {queries[1]}"
     return f"{text}."
@@ -335,8 +349,9 @@ def _text(history: AuditHistory, version: str, known: bool) -> list[str]:
         texts.append("That the evaluation images are the same is known by name and number alone.")
     if any(line.seeds == 1 for line in history.lines):
         texts.append(
-            "There is one seed: only the chance of the images is counted, not that of seeds, so "
-            "that a change may be chance; --seeds 0,1,2 tells more."
+            "There is one seed, which knows nothing of other seeds: a change counts if it exceeds "
+            f"{100 * ONE_SEED_CHANCE:.0f} points beside the chance of the images. --seeds 0,1,2 "
+            "tells smaller ones."
         )
     if history.lines and not known:
         texts.append("Not both audits say their students' options; their profiles are the same.")

@@ -32,11 +32,11 @@ from dfme.methods.configs import KnockoffConfig
 @pytest.mark.parametrize(
     ("before", "now", "images", "change"),
     [
-        # one seed: Newcombe's interval over images decides. 75 and 70 of 100: -7.3 to 17.1 points;
-        # 75 and 60: 2.0 to 27.3
-        (line([0.70]), line([0.75]), 100, "cannot be told"),
-        (line([0.60]), line([0.75]), 100, "cheaper"),
-        (line([0.75]), line([0.60]), 100, "dearer"),
+        # one seed: Newcombe's interval over images has to leave out 8 points. 75 and 60 of 100: 2.0
+        # to 27.3; 85 and 60: 12.7 to 36.2
+        (line([0.60]), line([0.75]), 100, "cannot be told"),
+        (line([0.60]), line([0.85]), 100, "cheaper"),
+        (line([0.85]), line([0.60]), 100, "dearer"),
         # the images tell, and the seeds do not: Welch's p is .12
         (line([0.50, 0.60, 0.70]), line([0.70, 0.75, 0.80]), 10_000, "cannot be told"),
         # Welch's p is below .01, but of 30 images nobody can tell
@@ -57,9 +57,16 @@ from dfme.methods.configs import KnockoffConfig
         ),
         (
             line([0.91] * 3, [500, 600, 700]),
-            line([0.91] * 3, [701, 800, 900]),
+            line([0.91] * 3, [701, 900, 950]),
             359,
             "dearer",
+        ),
+        # they lie apart, by less than half of the first
+        (
+            line([0.91] * 3, [500, 600, 700]),
+            line([0.91] * 3, [701, 800, 900]),
+            359,
+            "cannot be told",
         ),
         # of two seeds, or where one did not get there, queries tell nothing
         (line([0.91] * 2, [900, 1000]), line([0.91] * 2, [50, 60]), 359, "cannot be told"),
@@ -86,7 +93,7 @@ def test_a_change_is_told_by_images_and_seeds(
     assert told.change == change
     assert told.text.startswith(f"frugal, probabilities: {change}. The copy agrees on ")
     assert result.fails == (change == "cheaper")
-    assert ("only the chance of the images is counted" in " ".join(result.text)) == (
+    assert ("which knows nothing of other seeds" in " ".join(result.text)) == (
         told.seeds == 1
     )
 
@@ -98,7 +105,7 @@ def test_the_line_says_its_figures() -> None:
     assert told.difference.low == pytest.approx(0.15 - (0.0930**2 + 0.0906**2) ** 0.5, abs=2e-4)
     assert told.difference.high == pytest.approx(0.15 + (0.0745**2 + 0.0980**2) ** 0.5, abs=2e-4)
     assert told.text == (
-        "frugal, probabilities: cheaper. The copy agrees on 75.0%, before on 60.0% (95% interval "
+        "frugal, probabilities: cannot be told. The copy agrees on 75.0%, before on 60.0% (95% interval "
         "of the difference over images +2.0 to +27.3 points; 1 seed)."
     )
 
