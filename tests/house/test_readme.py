@@ -329,6 +329,7 @@ def test_a_teacher_of_ones_own_as_printed_and_what_its_run_leaves_behind(tmp_pat
         "adapter.yaml",
         "estimate.json",
         "features.db",
+        "queries/",
         "replay/",
         "wandb/",
         "wandb.json",
