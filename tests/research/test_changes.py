@@ -24,6 +24,6 @@ def test_audits_are_drawn_around_the_agreement_and_told_by_the_audits_own_rule()
     rng = np.random.default_rng(0)
     one = drawn(rng, 0.8, 0.0, 100_000, 3)
     assert (one.count, one.mean) == (3, pytest.approx(0.8, abs=0.005))
-    assert told(Spread(0.6, None, 1), Spread(0.75, None, 1), 100) == 1
-    assert told(Spread(0.75, None, 1), Spread(0.6, None, 1), 100) == -1
-    assert told(Spread(0.7, None, 1), Spread(0.75, None, 1), 100) == 0
+    assert told(Spread(0.6, None, 1), Spread(0.85, None, 1), 100) == 1
+    assert told(Spread(0.85, None, 1), Spread(0.6, None, 1), 100) == -1
+    assert told(Spread(0.6, None, 1), Spread(0.75, None, 1), 100) == 0
