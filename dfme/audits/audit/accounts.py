@@ -187,7 +187,14 @@ def _counted(part: ManyAccounts, best: PriceLine) -> str:
     raised = [alarm.accounts for alarm in of_best if alarm.first_alarm is not None]
     alone, many = (raised.count(accounts) or "none" for accounts in (ACCOUNTS[0], ACCOUNTS[-1]))
     text = f"Of {detectors} detectors {alone} raised an alarm at the queries of {best.row}"
-    return f"{text} from one account, {many} from {ACCOUNTS[-1]:,}."
+    text += f" from one account, {many} from {ACCOUNTS[-1]:,}."
+    of_all = dict.fromkeys(alarm.detector for alarm in of_best if alarm.alarmed is None)
+    if of_all:
+        text += (
+            f" {', '.join(of_all)} looks at the traffic of all accounts, which is this attack "
+            "alone here: among honest images it sees less."
+        )
+    return text
 
 
 def _accounts(count: int) -> str:

@@ -16,8 +16,8 @@ MAX_QUERIES = 5_000
 RATINGS: Mapping[Rating, float] = {DETECTED: 0.9, WARNING: 0.75, "low": 0.0}
 """Each rating, and the agreement above which it holds."""
 REPRESENTATIVE = (
-    f"{TEST} asks a representative set of inputs. Only attackers with images like yours asked one; "
-    "the others drew their images, or took public pictures."
+    f"{TEST} queries the model with a representative set of inputs. Only attackers with images "
+    "like yours did so; the others drew their images, or took public pictures."
 )
 
 

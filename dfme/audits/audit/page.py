@@ -128,7 +128,7 @@ def _first(audit: AuditResult) -> dict[str, Any]:
         "accounts": accounts_table(audit),
         "shown": [picture for picture in pictures if SHEET.fullmatch(picture.image)],
         "drill": _drill(audit),
-        "evidence": evidence(audit.controls),
+        "evidence": evidence(audit),
         "unmeasured": unmeasured(audit.controls),
     }
 
