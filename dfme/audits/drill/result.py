@@ -99,6 +99,7 @@ class Remarks:
     evaluation: int = 0
     image: int | None = None
     detector: str = ""
+    of_all: bool = False
     early: int = 0
     others: tuple[str, ...] = ()
     of_others: int = 0
@@ -183,7 +184,10 @@ def sentence(result: DrillResult, remarks: Remarks) -> str:
 
 
 def _place(remarks: Remarks) -> str:
-    """Which image of its account an alarm names."""
+    """Which image of its account an alarm names, or of all accounts together."""
+    if remarks.of_all:
+        place = "" if remarks.image is None else f", at their image {remarks.image:,}"
+        return f" over the traffic of all accounts{place}: others may have caused it"
     if remarks.image is None:
         return ""
     before = (

@@ -161,7 +161,7 @@ class Drill:
             rang=first is not None,
             images=first.images if first else None,
             agreement=curve.at(first.images) if first else None,
-            agreement_end=curve.end,
+            agreement_end=curve.at(asked) if self.listening.recorded else curve.end,
             constant=curve.constant,
             images_in_all=asked,
             refused_at=refused_at,

@@ -47,6 +47,11 @@ SENTENCES = {
         Remarks(),
     ),
     "rang after 412 images": (replace(RANG, agreement=None), Remarks()),
+    "rang after 412 images; the alarm is of mmd over the traffic of all accounts, at their image "
+    "1,408: others may have caused it": (
+        replace(RANG, agreement=None),
+        Remarks(evaluation=359, image=1_408, detector="mmd", of_all=True),
+    ),
     "never rang in 3,000 images; the copy agrees on 93.9% (one constant answer: 10.6%)": (
         SILENT,
         Remarks(),

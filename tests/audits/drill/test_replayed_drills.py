@@ -61,11 +61,12 @@ def test_a_budget_and_an_alarm_end_it_early(stage: Path) -> None:
     code, out, _ = replayed("--budget", "100")
     assert code == 4
     assert torch.equal(seen(), images()[:100])
-    assert "drill: never rang in 100 images; the recorded copy agreed on 70.0% (one con" in out
+    assert "drill: never rang in 100 images; the recorded copy agreed on 30.0% (one con" in out
     Path("seen.f32").unlink()
     words = ("--teacher.rings", "3", "--stop-at-alarm", "true", "--out", "stopped")
     assert replayed(*words)[0] == 0
     assert outcome("stopped")["images_in_all"] == AT_ONCE
+    assert outcome("stopped")["agreement_end"] == 0.1  # of what was sent, not of the whole record
 
 
 def test_a_refusal_is_an_outcome(stage: Path) -> None:
