@@ -24,7 +24,10 @@ NEVER_RANG = 4
 
 
 ShareOrNone = Annotated[float, Field(ge=0, le=1)] | None
-CountOrNone = Annotated[int, Field(ge=0)] | None
+MAX_COUNT = 10**12
+"""Of images in a file: more is no drill's."""
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+CountOrNone = Count | None
 MAX_SENTENCE = 2_000
 Sentence = Annotated[str, Field(max_length=MAX_SENTENCE)]
 
@@ -46,7 +49,7 @@ class DrillResult:
     agreement: ShareOrNone
     agreement_end: ShareOrNone
     constant: ShareOrNone
-    images_in_all: Annotated[int, Field(ge=0)]
+    images_in_all: Count
     refused_at: CountOrNone
     attack: Sentence
     teacher: Sentence
