@@ -97,7 +97,9 @@ class ChannelRecord(Listening):
 
 @dataclass(frozen=True, kw_only=True)
 class Remarks:
-    """What the sentence says besides the result: see ``Listener``, and ``Drill`` on ``same``."""
+    """What the sentence says besides the result: see ``Listener``, ``Drill`` on ``same``, and
+    ``CopyCurve`` on ``soon``.
+    """
 
     evaluation: int = 0
     image: int | None = None
@@ -111,6 +113,7 @@ class Remarks:
     within: int | None = None
     same: float | None = None
     rang_before: bool = False
+    soon: tuple[int, float] | None = None
 
 
 PartForm = TypeVar("PartForm", DrillResult, ChannelRecord)
@@ -151,7 +154,7 @@ def exit_code(result: DrillResult, within: int | None) -> int:
 
 def sentence(result: DrillResult, remarks: Remarks) -> str:
     """The outcome in words."""
-    text = _rang(result) if result.rang else _silent(result)
+    text = _rang(result, remarks) if result.rang else _silent(result)
     if result.rang and remarks.within is not None and (result.images or 0) > remarks.within:
         text += f"; too late: after more than the {remarks.within:,} images of --within"
     if result.rang and remarks.detector:
@@ -199,11 +202,13 @@ def _place(remarks: Remarks) -> str:
     return f" at image {remarks.image:,} of its account{before}"
 
 
-def _rang(result: DrillResult) -> str:
+def _rang(result: DrillResult, remarks: Remarks) -> str:
     text = f"rang after {result.images:,} images"
     if result.agreement is not None:
         copy = "recorded copy" if result.recorded else "copy"
         text += f", when the {copy} agreed on {result.agreement:.1%}"
+        if remarks.soon:
+            text += ", and on {1:.1%} once it had learned from {0:,}".format(*remarks.soon)
         others = _constant(result)
         if result.agreement_end is not None:
             others.append(f"in the end {result.agreement_end:.1%}")

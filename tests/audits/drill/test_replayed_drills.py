@@ -45,8 +45,11 @@ def test_the_very_images_are_sent_in_their_order_and_nothing_is_trained(stage: P
     ledger = audit(Path("out/ledger.jsonl"))
     assert (ledger.spent, ledger.spent_by_purpose["check"]) == (300, 300)
     assert ledger.evaluation_queries == 0
-    words = "drill: rang after 192 images, when the recorded copy agreed on 30.0% (one constant "
-    assert out.startswith(words + "answer: 10.0%; in the end 70.0%); the alarm is of labels at im")
+    words = (
+        "drill: rang after 192 images, when the recorded copy agreed on 30.0%, and on 70.0% once "
+        "it had learned from 200 (one constant answer: 10.0%; in the end 70.0%); the alarm is of la"
+    )
+    assert out.startswith(words)
     assert not Path("out/student.safetensors").exists()
 
 
