@@ -337,7 +337,6 @@ def test_a_teacher_of_ones_own_as_printed_and_what_its_run_leaves_behind(tmp_pat
         "data.json",
         "drill.json",
         "channel.json",
-        "queries/",
     }
     assert listed - found == sometimes, "only these are not always there"
     assert found <= listed

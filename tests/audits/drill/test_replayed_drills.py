@@ -133,7 +133,7 @@ def test_a_directory_that_is_neither_is_refused_and_so_is_an_audit_without_queri
 
 
 def audit_with(monkeypatch: pytest.MonkeyPatch, **places: str) -> None:
-    """An audit whose cheapest attack by scores has these cells, by their names, in these places."""
+    """An audit whose headline's attack by scores has these cells, by their names, in these places."""
     cells = [SimpleNamespace(name=name, dir=place) for name, place in places.items()]
     lines = [
         SimpleNamespace(row="frugal", mode="label", cells=["by_labels"]),
@@ -166,7 +166,7 @@ def test_of_an_audit_no_directory_elsewhere_is_read(
     audit_with(monkeypatch, first="../elsewhere", second="link")
     code, _, err = replayed()
     assert code == 2
-    assert "no run of the audit's cheapest attack (frugal) has recorded queries in" in err
+    assert "no run of the attack in the audit's headline (frugal) has recorded queries in" in err
 
 
 def test_a_service_that_is_another_model_than_the_recorded_one_is_said(stage: Path) -> None:
