@@ -371,9 +371,9 @@ def _text(history: AuditHistory, version: str, known: bool) -> list[str]:
         texts.append("That the evaluation images are the same is known by name and number alone.")
     if any(line.seeds == 1 for line in history.lines):
         texts.append(
-            "There is one seed, which knows nothing of other seeds: a change counts if it exceeds "
-            f"{100 * ONE_SEED_CHANCE:.0f} points beside the chance of the images. --seeds 0,1,2 "
-            "tells smaller ones."
+            "One seed does not show how much copies by other seeds differ: a change counts only "
+            f"where its 95% interval lies beyond {100 * ONE_SEED_CHANCE:.0f} points. Three seeds "
+            "(--seeds 0,1,2) show smaller ones."
         )
     if history.lines and not known:
         texts.append("Not both audits say their students' options; their profiles are the same.")
