@@ -157,7 +157,7 @@ def as_begun(job: Job, run_dir: Path) -> Job:
     if begun and not recorded and load_yaml(run_dir / "config.yaml").get("record_queries") is True:
         raise RunError(
             f"{run_dir / QUERIES}: expected the queries that this run recorded, got no folder; "
-            "restore it, or start a new run in another --out"
+            "restore it, or start a new run in another directory"
         )
     config = replace(job.config, minutes=None, record_queries=recorded)
     return replace(job, config=config)

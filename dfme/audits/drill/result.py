@@ -26,8 +26,8 @@ NEVER_RANG = 4
 ShareOrNone = Annotated[float, Field(ge=0, le=1)] | None
 MAX_COUNT = 10**12
 """Of images in a file: more is no drill's."""
-Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
-CountOrNone = Count | None
+ImageCount = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+CountOrNone = ImageCount | None
 MAX_SENTENCE = 2_000
 Sentence = Annotated[str, Field(max_length=MAX_SENTENCE)]
 
@@ -49,7 +49,7 @@ class DrillResult:
     agreement: ShareOrNone
     agreement_end: ShareOrNone
     constant: ShareOrNone
-    images_in_all: Count
+    images_in_all: ImageCount
     refused_at: CountOrNone
     attack: Sentence
     teacher: Sentence
