@@ -110,7 +110,7 @@ def _lines(account: LoggedAccount) -> Iterator[list[str]]:
     for name, reading in account.thinned[1].items():
         alarms = [readings[name].first_alarm for readings in account.thinned.values()]
         yield [
-            account.account,
+            printable(account.account),
             f"{account.images}",
             f"{account.repeats}",
             name,

@@ -150,10 +150,15 @@ def free_name(job: Job, what: str) -> Path:
 
 def as_begun(job: Job, run_dir: Path) -> Job:
     """The job of a resumed run: its steps are chosen already, and its queries are recorded if they
-    were so from the first on.
+    were so from the first on. RunError where these are gone.
     """
     begun = any(os.path.lexists(run_dir / name) for name in CHECKPOINTS)
     recorded = (run_dir / QUERIES).is_dir() if begun else job.config.record_queries
+    if begun and not recorded and load_yaml(run_dir / "config.yaml").get("record_queries") is True:
+        raise RunError(
+            f"{run_dir / QUERIES}: expected the queries that this run recorded, got no folder; "
+            "restore it, or start a new run in another directory"
+        )
     config = replace(job.config, minutes=None, record_queries=recorded)
     return replace(job, config=config)
 

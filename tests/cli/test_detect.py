@@ -16,9 +16,11 @@ from begun import refused_words
 from command_line import parse, run
 from small_runs import ctrl_c
 
+from dfme.cli.detect import _lines
 from dfme.cli.main import main
 from dfme.config.defences import DETECTORS, NEED_FEATURES
 from dfme.config.settings import EvaluationConfig, TeacherConfig
+from dfme.measured import AccountReading, LoggedAccount
 from dfme.oracle.ledger import audit
 from dfme.owner_side import job_of, owner_of
 from dfme.run.forecast import LAW, CloneEstimate, estimate, start_of
@@ -123,6 +125,14 @@ def test_a_damaged_log_is_one_line(
     line = refused_words(f"detect log --benign digits {DIGITS}", capsys)
     assert re.search("expected lines|expected a line|another one", line)
     assert len(line) < 500
+
+
+def test_a_name_in_a_strangers_log_steers_no_terminal() -> None:
+    reading = AccountReading(None, 0, 0.1, 0.1, 0.2, 0.0, "")
+    account = LoggedAccount("\x1b[2Jeve", 1, 0, {1: {"labels": reading}})
+    ((name, *_),) = _lines(account)
+    assert name.isprintable()
+    assert name.endswith("[2Jeve")
 
 
 def test_a_pipe_in_place_of_a_log_is_not_waited_for(

@@ -1,5 +1,6 @@
 """Runs that record their queries: what was sent, bit for bit, also if killed; nothing else changes."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,20 @@ def test_a_resumed_run_goes_on_as_it_began(tmp_path: Path) -> None:
         dfme.extract(Asked(), out=out, record_queries=not recorded, resume=True, **larger)
         assert (out / "queries").exists() == recorded
     assert len(RecordedQueries(tmp_path / "with" / "queries")) == 500
+
+
+def test_a_run_whose_record_is_gone_says_so(tmp_path: Path) -> None:
+    words = ["--teacher.checkpoint", WEIGHTS, "--evaluation.dataset", "digits", "--budget", "300"]
+    small = ["--method.name", "procedural", "--student.steps", "10", "--out", str(tmp_path / "run")]
+    code, _, err = in_this_process([*words, *small, "--record-queries", "true"])
+    assert code == 0, err
+    shutil.rmtree(tmp_path / "run" / "queries")
+    (tmp_path / "run" / "summary.json").unlink()
+    again = ["--resume", "--out", str(tmp_path / "run")]
+    code, _, err = in_this_process(again)
+    assert code == 2
+    expected = "queries: expected the queries that this run recorded, got no folder; restore it"
+    assert expected in err.splitlines()[-1]
 
 
 def test_queries_of_a_service_are_recorded_where_it_runs(tmp_path: Path) -> None:

@@ -216,9 +216,10 @@ def _limits(part: ManyAccounts, audit: AuditResult) -> str:
     passing = next((share for share in part.shares if share.within_quota), None)
     if passing and audit.quota:
         whom = _accounts(passing.accounts)
-        text.append(f"your quota of {audit.quota.images:,} lets {whom} pass")
+        text.append(f"your quota of {audit.quota.images:,} for a key does not stop {whom}")
     if last.hours is not None:
         alone, shared = (time_at_limit(share) for share in (part.shares[0], last))
-        text.append(f"at your limit they take {alone} from one account, {shared} from these")
+        times = f"{alone} from one account, {shared} from {_accounts(last.accounts)}"
+        text.append(f"at your limit they take {times}")
     text.append(f"a limit on all keys together counts {part.queries:,}, however many share them")
     return "; ".join(text) + "."

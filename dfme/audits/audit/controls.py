@@ -13,7 +13,6 @@ from dfme.audits.audit.prices import median_to_copy, strongest, usable
 from dfme.audits.audit.result import AuditResult
 from dfme.audits.audit.sheet_parts import Control
 from dfme.audits.audit.sheets import waits
-from dfme.audits.compare.plan import NO_DEFENCE
 from dfme.errors import UserError
 from dfme.spec import LabelMode
 
@@ -263,12 +262,12 @@ def _copies(audit: AuditResult) -> _Figure | None:
 
 
 def _attacks(audit: AuditResult) -> list[WatchedAttack]:
-    """What detectors said of attacks on the model as deployed."""
-    return [
-        attack
-        for attack in (audit.detection.attacks if audit.detection else ())
-        if (attack.mode, attack.defence) == (audit.target.label_mode, NO_DEFENCE)
-    ]
+    """What detectors said of the price table's attacks on the model as deployed: attackers of the
+    defences' table who are tried on the undefended model, too, are not counted.
+    """
+    cells = {*audit.cells_of(audit.target.label_mode)}
+    attacks = audit.detection.attacks if audit.detection else ()
+    return [attack for attack in attacks if attack.cell in cells]
 
 
 def _alarms(audit: AuditResult) -> _Figure | None:

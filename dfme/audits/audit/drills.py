@@ -32,6 +32,8 @@ def read_drill(folder: str) -> DrillResult:
         raise UserError(f"{named}: {fault}; make the drill again") from None
     if not drill.finished:
         raise UserError(f"{named}: expected a finished drill, got one that was stopped")
+    if not drill.text.strip():
+        raise UserError(f"{named}: expected what the drill says, got an empty text")
     if drill.rang != (drill.images is not None):
         raise UserError(
             f"{named}: expected the images until an alarm where one rang, and none elsewhere; make "

@@ -43,7 +43,7 @@ GATES = (
     "We do not advise a gate (misinform): it lets somebody with images of your task pass, and no "
     "such attacker was run against it."
 )
-DATA_FREE = "Only attackers without images were run against defences and quotas."
+DATA_FREE = "Only attackers without images were run against defences."
 SCALE = "on a scale from 0 to 2"  # of an L1 change
 
 ATLAS = {

@@ -30,6 +30,8 @@ MIN_FACTOR = 1.5
 """By which medians of queries have to differ: ranges of three seeds each lie apart by chance in one
 of ten pairs of equal audits. Heuristic.
 """
+MAX_COUNT = 10**12
+"""Of images and queries in a file."""
 MAX_SHOWN = 60
 """Letters of an option's value in a message."""
 
@@ -121,7 +123,27 @@ def read_before(text: str, out: Path) -> AuditResult:
         raise UserError(f"{named}: {fault}; make that audit again") from None
     if not before.made.finished:
         raise UserError(f"{named}: expected a finished audit; resume that one first")
+    if (fault := _impossible(before)) is not None:
+        raise UserError(f"{named}: expected figures of an audit, got {fault}; make that one again")
     return before
+
+
+def _impossible(audit: AuditResult) -> str | None:
+    """A figure that no audit has and no statistic can take, if there is one: a stranger's file has
+    numbers of the right types, and no more.
+    """
+    counts = [audit.target.evaluation.images]
+    shares = [audit.games.constant]
+    for line in audit.price:
+        counts += [line.budget, *(count for runs in line.queries_to.values() for count in runs)]
+        shares += [line.mean, line.sd, *line.agreement]
+    for count in counts:
+        if count is not None and not 0 <= count <= MAX_COUNT:
+            return f"{str(count)[:20]} images or queries"
+    for share in shares:
+        if share is not None and not 0 <= share <= 1:
+            return f"an agreement of {share:.3g}"
+    return None
 
 
 def require_comparable(
@@ -300,7 +322,7 @@ def _fewer_queries(now: Sequence[int | None], before: Sequence[int | None]) -> i
     least = min(len(counts), len(counts_before))
     if least < MIN_SEEDS or len(counts) < len(now) or len(counts_before) < len(before):
         return 0
-    factor = median(counts_before) / median(counts)
+    factor = max(median(counts_before), 1) / max(median(counts), 1)  # 0: of public weights
     if max(counts) < min(counts_before) and factor >= MIN_FACTOR:
         return 1
     return -1 if min(counts) > max(counts_before) and 1 / factor >= MIN_FACTOR else 0
@@ -349,9 +371,9 @@ def _text(history: AuditHistory, version: str, known: bool) -> list[str]:
         texts.append("That the evaluation images are the same is known by name and number alone.")
     if any(line.seeds == 1 for line in history.lines):
         texts.append(
-            "There is one seed, which knows nothing of other seeds: a change counts if it exceeds "
-            f"{100 * ONE_SEED_CHANCE:.0f} points beside the chance of the images. --seeds 0,1,2 "
-            "tells smaller ones."
+            "One seed does not show how much copies by other seeds differ: a change counts only "
+            f"where its 95% interval lies beyond {100 * ONE_SEED_CHANCE:.0f} points. Three seeds "
+            "(--seeds 0,1,2) show smaller ones."
         )
     if history.lines and not known:
         texts.append("Not both audits say their students' options; their profiles are the same.")

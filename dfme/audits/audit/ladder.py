@@ -74,8 +74,10 @@ def delay(hours: float | None) -> str:
 
 
 def _count(number: float, unit: str) -> str:
-    whole = math.ceil(round(number, 3))
-    return f"{whole:,} {unit}" if whole == 1 else f"{whole:,} {unit}s"
+    """Rounded up, below ten to a tenth: 64 images at 60 a minute do not take two."""
+    parts = 10 if 1 < number < 10 else 1
+    rounded = math.ceil(round(parts * number, 3)) / parts
+    return f"{rounded:,.9g} {unit}" if rounded == 1 else f"{rounded:,.9g} {unit}s"
 
 
 def pictures_of(row: str, job: Job) -> Pictures | None:

@@ -28,7 +28,7 @@ def fidelity_test(findings: Findings, cells: Sequence[CellResult]) -> FidelityTe
         return None
     fidelity, line = max(shares, key=lambda pair: pair[0])
     queries = min(MAX_QUERIES, line.budget)
-    by = ", by labels alone" if line.mode != findings.mode else ""
+    by = ", by labels alone," if line.mode != findings.mode else ""
     rating: Rating | None = None
     outcome = (
         "it tells nothing, since this is not above what one constant answer agrees on "

@@ -43,11 +43,14 @@ class Mark:
 
 @dataclass(frozen=True)
 class HeardAlarm:
-    """A line of the channel that counts. ``image``: the number that it names, of its account."""
+    """A line of the channel that counts. ``image``: the number that it names, of its account, or of
+    all accounts together (``of_all``).
+    """
 
     text: str
     detector: str = ""
     image: int | None = None
+    of_all: bool = False
 
 
 class Tail:
@@ -200,7 +203,7 @@ class AlarmChannel:
             return None
         image = entry.get("image")
         number = image if type(image) is int and 0 < image < 1 << 62 else None
-        return HeardAlarm(shown, _shown(detector), number)
+        return HeardAlarm(shown, _shown(detector), number, account == ALL)
 
     def _count_other(self, account: str) -> None:
         if account not in self.others and len(self.others) >= MAX_ACCOUNTS:

@@ -130,6 +130,7 @@ class Listener:
             evaluation=self._meter.evaluation_queries if self._meter else 0,
             image=alarm.image if alarm else None,
             detector=alarm.detector if alarm else "",
+            of_all=alarm is not None and alarm.of_all,
             early=self.early,
             others=tuple(others),
             of_others=others.total(),

@@ -37,8 +37,9 @@ class DrillConfig(ExtractConfig):
     stop_at_alarm: Basic[bool] = False
     """ask nothing more once it rang"""
     from_: Basic[str | None] = None
-    """directory of an audit, whose cheapest attack is taken, or of a run with --record-queries
-    true: the recorded queries are sent again, and nothing is trained
+    """directory of an audit, of which the headline's attack is taken, or of a run with
+    --record-queries true, such as one below an audit's cells/: the recorded queries are sent again,
+    and nothing is trained
     """
     dry_run: Basic[bool] = False
     """say what would be asked and what it costs, ask nothing and write nothing"""

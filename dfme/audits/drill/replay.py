@@ -39,7 +39,7 @@ LINE_SECONDS = 2.0
 
 
 class RecordedAttack:
-    """The queries of a run in ``folder``, or of the cheapest attack of the audit there.
+    """The queries of a run in ``folder``, or of the attack in the headline of the audit there.
 
     ``folder``: the run's. ``curve``: of its copy. UserError where none are recorded.
     """
@@ -91,8 +91,8 @@ def _run_of(folder: Path) -> Path:
         if place is not None and _within(place, folder) and (place / QUERIES).is_dir():
             return place
     raise UserError(
-        f"--from: no run of the audit's cheapest attack ({attacker}) has recorded queries in "
-        f"{folder}: audit a model on this machine, which records them"
+        f"--from: no run of the attack in the audit's headline ({attacker}) has recorded queries "
+        f"in {folder}: audit a model on this machine, which records them"
     )
 
 

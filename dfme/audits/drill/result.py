@@ -24,7 +24,10 @@ NEVER_RANG = 4
 
 
 ShareOrNone = Annotated[float, Field(ge=0, le=1)] | None
-CountOrNone = Annotated[int, Field(ge=0)] | None
+MAX_COUNT = 10**12
+"""Of images in a file: more is no drill's."""
+ImageCount = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+CountOrNone = ImageCount | None
 MAX_SENTENCE = 2_000
 Sentence = Annotated[str, Field(max_length=MAX_SENTENCE)]
 
@@ -46,7 +49,7 @@ class DrillResult:
     agreement: ShareOrNone
     agreement_end: ShareOrNone
     constant: ShareOrNone
-    images_in_all: Annotated[int, Field(ge=0)]
+    images_in_all: ImageCount
     refused_at: CountOrNone
     attack: Sentence
     teacher: Sentence
@@ -94,11 +97,14 @@ class ChannelRecord(Listening):
 
 @dataclass(frozen=True, kw_only=True)
 class Remarks:
-    """What the sentence says besides the result: see ``Listener``, and ``Drill`` on ``same``."""
+    """What the sentence says besides the result: see ``Listener``, ``Drill`` on ``same``, and
+    ``CopyCurve`` on ``soon``.
+    """
 
     evaluation: int = 0
     image: int | None = None
     detector: str = ""
+    of_all: bool = False
     early: int = 0
     others: tuple[str, ...] = ()
     of_others: int = 0
@@ -107,6 +113,7 @@ class Remarks:
     within: int | None = None
     same: float | None = None
     rang_before: bool = False
+    soon: tuple[int, float] | None = None
 
 
 PartForm = TypeVar("PartForm", DrillResult, ChannelRecord)
@@ -147,7 +154,7 @@ def exit_code(result: DrillResult, within: int | None) -> int:
 
 def sentence(result: DrillResult, remarks: Remarks) -> str:
     """The outcome in words."""
-    text = _rang(result) if result.rang else _silent(result)
+    text = _rang(result, remarks) if result.rang else _silent(result)
     if result.rang and remarks.within is not None and (result.images or 0) > remarks.within:
         text += f"; too late: after more than the {remarks.within:,} images of --within"
     if result.rang and remarks.detector:
@@ -183,7 +190,10 @@ def sentence(result: DrillResult, remarks: Remarks) -> str:
 
 
 def _place(remarks: Remarks) -> str:
-    """Which image of its account an alarm names."""
+    """Which image of its account an alarm names, or of all accounts together."""
+    if remarks.of_all:
+        place = "" if remarks.image is None else f", at their image {remarks.image:,}"
+        return f" over the traffic of all accounts{place}: others may have caused it"
     if remarks.image is None:
         return ""
     before = (
@@ -192,11 +202,13 @@ def _place(remarks: Remarks) -> str:
     return f" at image {remarks.image:,} of its account{before}"
 
 
-def _rang(result: DrillResult) -> str:
+def _rang(result: DrillResult, remarks: Remarks) -> str:
     text = f"rang after {result.images:,} images"
     if result.agreement is not None:
         copy = "recorded copy" if result.recorded else "copy"
         text += f", when the {copy} agreed on {result.agreement:.1%}"
+        if remarks.soon:
+            text += ", and on {1:.1%} once it had learned from {0:,}".format(*remarks.soon)
         others = _constant(result)
         if result.agreement_end is not None:
             others.append(f"in the end {result.agreement_end:.1%}")

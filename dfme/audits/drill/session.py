@@ -31,6 +31,10 @@ REFUSALS = ("401", "403", "429", "quota", "watch")
 """Reasons for which a service refuses one who has asked too much, or looked like an attack; quota
 and watch are those of a teacher of one's own behind dfme's defences."""
 LEDGER = "ledger.jsonl"
+SOON = 1.25
+"""Little more than so many images, by this factor; heuristic."""
+BETTER = 0.05
+"""By which a copy is clearly better; heuristic."""
 Tell = Callable[[str], None]
 
 
@@ -58,6 +62,17 @@ class CopyCurve:
         """
         scored = [agreement for queries, agreement in self.points if queries <= images]
         return scored[-1] if scored else self.constant
+
+    def soon(self, images: int) -> tuple[int, float] | None:
+        """The queries and the agreement of the first copy that learned from little more than so
+        many images, and is clearly better than the one then: an attack that learns in rounds may
+        hold answers that its copy has not seen. None where there is none.
+        """
+        now = self.at(images) or 0.0
+        for queries, agreement in self.points:
+            if images < queries <= SOON * images and agreement > now + BETTER:
+                return queries, agreement
+        return None
 
     @property
     def end(self) -> float | None:
@@ -161,7 +176,7 @@ class Drill:
             rang=first is not None,
             images=first.images if first else None,
             agreement=curve.at(first.images) if first else None,
-            agreement_end=curve.end,
+            agreement_end=curve.at(asked) if self.listening.recorded else curve.end,
             constant=curve.constant,
             images_in_all=asked,
             refused_at=refused_at,
@@ -176,7 +191,10 @@ class Drill:
         )
         remarks = self.listener.remarks(self.listening.within)
         remarks = replace(
-            remarks, same=self.same if finished else None, rang_before=self._rang_before
+            remarks,
+            same=self.same if finished else None,
+            rang_before=self._rang_before,
+            soon=curve.soon(first.images) if first else None,
         )
         result = replace(result, text=sentence(result, remarks))
         write(self.out, result)

@@ -133,11 +133,9 @@ class Detector(ABC):
     ``statistic``: in words, for a report.
     """
 
-    of_all_traffic = False
     statistic = "of the owner's own"
     threshold: float
     of_all_traffic = False
-    """Whether it sees the images of all accounts as one stream; its alarms name nobody then."""
 
     def __init__(self, benign: Benign) -> None:
         self.benign = benign

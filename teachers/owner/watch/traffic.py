@@ -102,7 +102,7 @@ class MmdDetector(Detector):
     def _ratio(self, window: list[Tensor], mix: list[Tensor]) -> float:
         """MMD^2 of pairs, the newest of the window first, over the largest after exchanges."""
         sizes = [min(len(ours), len(others)) for ours, others in zip(window, mix, strict=True)]
-        if (pairs := sum(sizes)) < MIN_PAIRS:
+        if (pairs := sum(sizes)) < min(MIN_PAIRS, self._window):
             return 0.0
         x_ND = torch.cat([ours[:size] for ours, size in zip(window, sizes, strict=True)])
         y_ND = torch.cat([others[:size] for others, size in zip(mix, sizes, strict=True)])

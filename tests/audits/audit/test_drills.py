@@ -85,6 +85,8 @@ def test_a_drill_of_another_name_is_said_to_be_one(tmp_path: Path) -> None:
         ({"alarm": "a" * 301}, "got alarm: String should have at most 300"),
         ({"channel": "\x1b[2J"}, "got channel"),
         ({"more": 1}, "got more"),
+        ({"refused_at": 10**30}, "got refused_at: Input should be less than or equal to 10000"),
+        ({"text": " "}, "expected what the drill says, got an empty text"),
     ],
 )
 def test_a_drill_that_does_not_fit_is_one_line(

@@ -93,7 +93,7 @@ def test_a_change_is_told_by_images_and_seeds(
     assert told.change == change
     assert told.text.startswith(f"frugal, probabilities: {change}. The copy agrees on ")
     assert result.fails == (change == "cheaper")
-    assert ("which knows nothing of other seeds" in " ".join(result.text)) == (told.seeds == 1)
+    assert ("One seed does not show" in " ".join(result.text)) == (told.seeds == 1)
 
 
 def test_the_line_says_its_figures() -> None:
@@ -271,6 +271,32 @@ def test_the_audit_before_is_a_file_of_a_stranger(tmp_path: Path) -> None:
     unfinished["made"]["finished"] = False
     file.write_text(json.dumps(unfinished))
     refused("expected a finished audit", read_before, str(file), out)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"mean": -5.0}, "expected figures of an audit, got an agreement of -5"),
+        ({"agreement": [1e300]}, "got an agreement of 1e+300"),
+        ({"queries_to": {"0.9": [10**400]}}, "got 10000000000000000000 images or queries"),
+    ],
+)
+def test_figures_that_no_audit_has_are_refused_before_the_first_query(
+    tmp_path: Path, changed: dict[str, Any], words: str
+) -> None:
+    """No statistic can take them, and the comparison is made after the attacks."""
+    file = tmp_path / "audit.json"
+    file.write_text(json.dumps(audited(line([0.5]) | changed)))
+    refused(words, read_before, str(file), tmp_path / "new")
+
+
+def test_a_copy_without_a_query_is_compared() -> None:
+    """Public weights may agree at once."""
+    levels = {"queries_to": {"0.9": [0, 0, 0]}}
+    now = audited(line([0.95] * 3) | {"queries_to": {"0.9": [90, 95, 100]}})
+    before = audited(line([0.95] * 3) | levels)
+    (told,) = beside(now, before).lines
+    assert (told.change, told.queries) == ("dearer", (0, 95))
 
 
 def test_an_attack_is_known_by_the_options_that_are_not_the_defaults() -> None:

@@ -43,7 +43,8 @@ def ladder(**rows: tuple[Curve, ...]) -> Findings:
         ("60/min", 60, 1 / 60, "1 minute"),
         ("1/s", 3_600 * 30, 30, "30 hours"),
         ("1k/day", 5_000, 120, "5 days"),
-        ("100/hour", 150, 1.5, "2 hours"),
+        ("100/hour", 150, 1.5, "1.5 hours"),
+        ("60/min", 64, 64 / 3_600, "1.1 minutes"),
     ],
 )
 def test_a_delay_is_the_queries_by_the_images_that_a_key_may_ask(
@@ -92,7 +93,7 @@ def test_public_pictures_are_no_images_like_the_owners() -> None:
     )
     assert like == (
         "Somebody with 286 images like yours and weights that anybody can download "
-        "(net.safetensors) needs 286 queries for such a copy (0.43 at your price; 5 minutes at "
+        "(net.safetensors) needs 286 queries for such a copy (0.43 at your price; 4.8 minutes at "
         "your limit of 60 images a minute)."
     )
     # a defence is tried on who draws images alone
@@ -169,7 +170,7 @@ def test_labels_that_copy_better_than_scores_count_in_the_catalogues_test_too() 
     findings = ladder(frugal=(LOW, LOW, REACHED))
     result = fidelity_test(findings, findings.cells())
     assert (result.mode, result.fidelity) == ("label", 0.94)
-    assert "by labels alone agrees on 94.0%: vulnerability detected" in result.text
+    assert "by labels alone, agrees on 94.0%: vulnerability detected" in result.text
     nothing = ladder(frugal=(None,))
     assert fidelity_test(nothing, nothing.cells()) is None
 

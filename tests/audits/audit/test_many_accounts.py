@@ -93,7 +93,7 @@ def test_a_quota_lets_pass_whoever_has_fewer_queries() -> None:
     assert part is not None
     passing = [share.accounts for share in part.shares if share.within_quota]
     assert passing == [accounts for accounts in ACCOUNTS if -(-part.queries // accounts) <= 250]
-    assert f"your quota of 250 lets {passing[0]} accounts pass" in part.text
+    assert f"your quota of 250 for a key does not stop {passing[0]} accounts" in part.text
     assert many_accounts(result, []) is None
     assert many_accounts(result, rows(cell="gone")) is None
 

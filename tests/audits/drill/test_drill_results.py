@@ -15,6 +15,7 @@ from dfme.audits.drill.result import (
     sentence,
     write,
 )
+from dfme.audits.drill.session import CopyCurve
 from dfme.errors import RunError
 
 RANG = DrillResult(
@@ -47,6 +48,13 @@ SENTENCES = {
         Remarks(),
     ),
     "rang after 412 images": (replace(RANG, agreement=None), Remarks()),
+    "rang after 412 images, when the copy agreed on 31.8%, and on 68.3% once it had learned from "
+    "450 (one constant answer: 10.6%; in the end 93.9%)": (RANG, Remarks(soon=(450, 0.683))),
+    "rang after 412 images; the alarm is of mmd over the traffic of all accounts, at their image "
+    "1,408: others may have caused it": (
+        replace(RANG, agreement=None),
+        Remarks(evaluation=359, image=1_408, detector="mmd", of_all=True),
+    ),
     "never rang in 3,000 images; the copy agrees on 93.9% (one constant answer: 10.6%)": (
         SILENT,
         Remarks(),
@@ -115,3 +123,11 @@ def test_how_it_listens_comes_back(tmp_path: Path) -> None:
     )
     write(tmp_path, record)
     assert read(tmp_path, ChannelRecord) == record
+
+
+def test_answers_that_the_copy_learned_from_soon_after_are_said() -> None:
+    curve = CopyCurve([(150, 0.1), (200, 0.1), (200, 0.68), (400, 0.8)], 0.1)
+    assert (curve.at(192), curve.soon(192)) == (0.1, (200, 0.68))
+    assert (curve.at(200), curve.soon(200)) == (0.68, None)
+    assert curve.soon(150) is None  # 200 are a third more
+    assert CopyCurve([]).soon(10) is None

@@ -45,8 +45,11 @@ def test_the_very_images_are_sent_in_their_order_and_nothing_is_trained(stage: P
     ledger = audit(Path("out/ledger.jsonl"))
     assert (ledger.spent, ledger.spent_by_purpose["check"]) == (300, 300)
     assert ledger.evaluation_queries == 0
-    words = "drill: rang after 192 images, when the recorded copy agreed on 30.0% (one constant "
-    assert out.startswith(words + "answer: 10.0%; in the end 70.0%); the alarm is of labels at im")
+    words = (
+        "drill: rang after 192 images, when the recorded copy agreed on 30.0%, and on 70.0% once "
+        "it had learned from 200 (one constant answer: 10.0%; in the end 70.0%); the alarm is of la"
+    )
+    assert out.startswith(words)
     assert not Path("out/student.safetensors").exists()
 
 
@@ -61,11 +64,12 @@ def test_a_budget_and_an_alarm_end_it_early(stage: Path) -> None:
     code, out, _ = replayed("--budget", "100")
     assert code == 4
     assert torch.equal(seen(), images()[:100])
-    assert "drill: never rang in 100 images; the recorded copy agreed on 70.0% (one con" in out
+    assert "drill: never rang in 100 images; the recorded copy agreed on 30.0% (one con" in out
     Path("seen.f32").unlink()
     words = ("--teacher.rings", "3", "--stop-at-alarm", "true", "--out", "stopped")
     assert replayed(*words)[0] == 0
     assert outcome("stopped")["images_in_all"] == AT_ONCE
+    assert outcome("stopped")["agreement_end"] == 0.1  # of what was sent, not of the whole record
 
 
 def test_a_refusal_is_an_outcome(stage: Path) -> None:
@@ -129,7 +133,7 @@ def test_a_directory_that_is_neither_is_refused_and_so_is_an_audit_without_queri
 
 
 def audit_with(monkeypatch: pytest.MonkeyPatch, **places: str) -> None:
-    """An audit whose cheapest attack by scores has these cells, by their names, in these places."""
+    """An audit whose headline's attack by scores has these cells, by their names, in these places."""
     cells = [SimpleNamespace(name=name, dir=place) for name, place in places.items()]
     lines = [
         SimpleNamespace(row="frugal", mode="label", cells=["by_labels"]),
@@ -162,7 +166,7 @@ def test_of_an_audit_no_directory_elsewhere_is_read(
     audit_with(monkeypatch, first="../elsewhere", second="link")
     code, _, err = replayed()
     assert code == 2
-    assert "no run of the audit's cheapest attack (frugal) has recorded queries in" in err
+    assert "no run of the attack in the audit's headline (frugal) has recorded queries in" in err
 
 
 def test_a_service_that_is_another_model_than_the_recorded_one_is_said(stage: Path) -> None:

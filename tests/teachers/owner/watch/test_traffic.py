@@ -285,3 +285,15 @@ def test_held_out_digits_raise_no_alarm_and_drawn_images_do() -> None:
     honest = MmdDetector(benign())
     assert not honest.see(seen(held_out(True))).alarm_B.any()
     assert MmdDetector(benign()).see(drawn("text")[:512]).alarm_B.any()
+
+
+@pytest.mark.parametrize("images", [20, 23, 24])
+def test_with_as_few_benign_images_as_are_allowed_it_is_not_blind(images: int) -> None:
+    def sure(count: int, seed: int, scale: float) -> Observation:
+        rng = torch.Generator().manual_seed(seed)
+        p_BK = (scale * torch.randn(count, 10, generator=rng, dtype=torch.float64)).softmax(1)
+        return Observation(torch.rand(count, 1, 4, 4, generator=rng), p_BK)
+
+    detector = MmdDetector(Benign(sure(images, 0, 8), sure(images, 1, 8), 10))
+    reading = detector.see(sure(256, 2, 0.3))
+    assert reading.alarm_B.any()
