@@ -194,6 +194,6 @@ def _watch(findings: Findings, detection: WatchedAttacks | None) -> Iterator[_He
         f"raised an alarm in every attack: in the worst case after {attack.first_alarm:,} queries, "
         f"when the copy agreed on {worst.agreement:.1%} (in the end on {before.mean:.1%}). Honest "
         f"sessions with a false alarm: {honest}; at most {most:,.0f} alarms in 10,000 queries, as "
-        "far as your images tell."
+        "far as your images tell. Many accounts that share the queries may hide them from it."
     )
     yield _Help(before.mean - worst.agreement, text, f"detection.attacks.{worst.place}")
