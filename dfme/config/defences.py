@@ -353,7 +353,6 @@ DefencesText = Annotated[
 NEED_FEATURES = ("mahalanobis", "sequential", "sprt")
 """Detectors that look into the network, and need one of kind torch."""
 
-
 OF_ALL_TRAFFIC = ("mmd",)
 """Detectors that see all accounts as one stream: their alarm names no account."""
 
