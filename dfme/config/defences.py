@@ -353,6 +353,9 @@ DefencesText = Annotated[
 NEED_FEATURES = ("mahalanobis", "sequential", "sprt")
 """Detectors that look into the network, and need one of kind torch."""
 
+OF_ALL_TRAFFIC = ("mmd",)
+"""Detectors that see all accounts as one stream: their alarm names no account."""
+
 
 DETECTORS = (
     "prada",
@@ -362,7 +365,7 @@ DETECTORS = (
     "scores",
     "coverage",
     *NEED_FEATURES,
-    "mmd",
+    *OF_ALL_TRAFFIC,
 )
 """Names of detectors of extraction; ``dfme.teachers.owner.watch`` has them."""
 

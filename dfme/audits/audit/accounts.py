@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dfme.audits.audit.account_parts import AccountShare, ManyAccounts, SplitAlarm
-from dfme.audits.audit.ladder import delay, parse_rate
+from dfme.audits.audit.ladder import ImageRate, delay, parse_rate
 from dfme.audits.audit.options import AuditConfig
 from dfme.audits.audit.parts import CellResult, NotRun
 from dfme.audits.audit.price_parts import PriceLine
@@ -201,10 +201,13 @@ def _accounts(count: int) -> str:
     return f"{count:,} account" if count == 1 else f"{count:,} accounts"
 
 
-def time_at_limit(share: AccountShare) -> str:
-    """The time that the owner's rate limit takes, in words; empty without one."""
-    is_short = share.hours is not None and 60 * share.hours < 1
-    return "under a minute" if is_short else delay(share.hours)
+def time_at_limit(share: AccountShare, rate: ImageRate) -> str:
+    """The time that the owner's rate limit takes, in words. It holds up no account that may ask all
+    of its share at once, in the first term.
+    """
+    if share.most <= rate.images:
+        return f"no longer than the first {rate.term}"
+    return delay(share.hours)
 
 
 def _limits(part: ManyAccounts, audit: AuditResult) -> str:
@@ -217,8 +220,9 @@ def _limits(part: ManyAccounts, audit: AuditResult) -> str:
     if passing and audit.quota:
         whom = _accounts(passing.accounts)
         text.append(f"your quota of {audit.quota.images:,} for a key does not stop {whom}")
-    if last.hours is not None:
-        alone, shared = (time_at_limit(share) for share in (part.shares[0], last))
+    if audit.options.rate is not None:
+        rate = parse_rate(audit.options.rate)
+        alone, shared = (time_at_limit(share, rate) for share in (part.shares[0], last))
         times = f"{alone} from one account, {shared} from {_accounts(last.accounts)}"
         text.append(f"at your limit they take {times}")
     text.append(f"a limit on all keys together counts {part.queries:,}, however many share them")

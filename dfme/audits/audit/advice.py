@@ -10,6 +10,7 @@ from dfme.audits.audit.parts import SwitchKind, WatchedAttack, WatchedAttacks
 from dfme.audits.audit.result import Advice
 from dfme.audits.compare.attacked import gains
 from dfme.audits.compare.plan import NO_DEFENCE
+from dfme.config.defences import OF_ALL_TRAFFIC
 from dfme.measured import HonestStream
 from dfme.report.run_files import is_above
 from dfme.spec import LabelMode
@@ -163,14 +164,15 @@ def _worst(attacks: Sequence[WatchedAttack], detector: str, mode: str) -> _Alarm
 
 def _watch(findings: Findings, detection: WatchedAttacks | None) -> Iterator[_Help]:
     """The detector with alarms in the fewest honest streams; of equal ones the best against
-    attacks.
+    attacks. One of all traffic names no account that could be blocked.
     """
     switches = findings.switches()
     if detection is None or not switches or switches[0].name != NO_DEFENCE:
         return
     before = switches[0].agreement
     able = list[tuple[int, _Alarm, list[HonestStream]]]()
-    for detector in dict.fromkeys(stream.detector for stream in detection.benign):
+    named = dict.fromkeys(stream.detector for stream in detection.benign)
+    for detector in (name for name in named if name not in OF_ALL_TRAFFIC):
         streams = [stream for stream in detection.benign if stream.detector == detector]
         worst = _worst(detection.attacks, detector, findings.mode)
         quiet = not any(stream.alarms for stream in streams if stream.stream == "random order")
@@ -192,6 +194,6 @@ def _watch(findings: Findings, detection: WatchedAttacks | None) -> Iterator[_He
         f"raised an alarm in every attack: in the worst case after {attack.first_alarm:,} queries, "
         f"when the copy agreed on {worst.agreement:.1%} (in the end on {before.mean:.1%}). Honest "
         f"sessions with a false alarm: {honest}; at most {most:,.0f} alarms in 10,000 queries, as "
-        "far as your images tell."
+        "far as your images tell. Many accounts that share the queries may hide them from it."
     )
     yield _Help(before.mean - worst.agreement, text, f"detection.attacks.{worst.place}")

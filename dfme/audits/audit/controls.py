@@ -2,7 +2,7 @@
 met. No torch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from dfme.audits.audit.drills import drill_text, response_text
@@ -270,12 +270,16 @@ def _attacks(audit: AuditResult) -> list[WatchedAttack]:
     return [attack for attack in attacks if attack.cell in cells]
 
 
+def _count(things: Collection[str], unit: str) -> str:
+    return f"{len(things)} {unit}" if len(things) == 1 else f"{len(things)} {unit}s"
+
+
 def _alarms(audit: AuditResult) -> _Figure | None:
     """How many attacks on the model as deployed raised an alarm."""
     attacks = _attacks(audit)
     watched = dict.fromkeys(attack.cell for attack in attacks)
     raised = dict.fromkeys(attack.cell for attack in attacks if attack.first_alarm is not None)
-    text = f"{len(raised)} of {len(watched)} attacks raised an alarm of at least one detector."
+    text = f"{len(raised)} of {_count(watched, 'attack')} raised an alarm of at least one detector."
     return _Figure(text, next(iter(raised or watched))) if watched else None
 
 
@@ -283,11 +287,12 @@ def _watch(audit: AuditResult) -> _Figure | None:
     """How many attacks the detectors saw, and what a drill of the owner's own service found."""
     attacks = _attacks(audit)
     cells = dict.fromkeys(attack.cell for attack in attacks)
-    detectors = len({attack.detector for attack in attacks})
+    detectors = {attack.detector for attack in attacks}
     texts = []
     if cells:
-        named = "1 detector" if detectors == 1 else f"{detectors} detectors"
-        texts.append(f"{named} saw all queries of {len(cells)} attacks.")
+        texts.append(
+            f"{_count(detectors, 'detector')} saw all queries of {_count(cells, 'attack')}."
+        )
     texts += [drill_text(audit.drill)] if audit.drill else ["No drill was given."]
     if not cells and audit.drill is None:
         return None

@@ -123,8 +123,8 @@ def read_before(text: str, out: Path) -> AuditResult:
         raise UserError(f"{named}: {fault}; make that audit again") from None
     if not before.made.finished:
         raise UserError(f"{named}: expected a finished audit; resume that one first")
-    if (fault := _impossible(before)) is not None:
-        raise UserError(f"{named}: expected figures of an audit, got {fault}; make that one again")
+    if (figure := _impossible(before)) is not None:
+        raise UserError(f"{named}: expected figures of an audit, got {figure}; make that one again")
     return before
 
 

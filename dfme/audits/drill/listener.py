@@ -124,7 +124,7 @@ class Listener:
         others = self.channel.others
         alarm = None if self.first is None else self.first.alarm
         missing = self.tail.trouble and f"the channel cannot be read: {self.tail.trouble}"
-        if not missing and not self.tail.exists:
+        if not missing and not self.tail.exists and self.first is None:
             missing = "the channel's file was never there: do the service's alarms go to it?"
         return Remarks(
             evaluation=self._meter.evaluation_queries if self._meter else 0,

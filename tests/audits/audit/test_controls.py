@@ -134,3 +134,15 @@ def test_time_at_the_owners_limit_stands_beside_money(tmp_path: Path) -> None:
         times = {tuple(row[:2]): row[-1].replace("\xa0", " ") for row in page.table(start)}
         assert times["frugal", "probabilities"] == "26 hours"
         assert times["dfme", "label"] == "-"
+
+
+def test_attacks_of_the_defences_table_are_not_counted_beside_those_of_the_prices() -> None:
+    """SARIF and the table of first alarms count the latter alone."""
+    content = audit()
+    attacks = content["detection"]["attacks"]
+    before = figures(content)
+    content["detection"]["attacks"] = [*attacks, attacks[0] | {"cell": "frugal-kl"}]
+    after = figures(content)
+    for control in ("12.2.4", "11.3.1"):
+        assert after[control] == before[control]
+        assert "attacks" in (after[control] or "")

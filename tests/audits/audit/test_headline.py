@@ -188,6 +188,16 @@ def test_advice_is_ordered_by_effect_and_its_price_breaks_a_tie() -> None:
     assert [point.name for point in findings.pareto() if point.dominated] == ["grad2", "lattice"]
 
 
+@pytest.mark.parametrize("detector", ["mmd", "coverage"])
+def test_only_a_detector_that_names_accounts_is_advised(detector: str) -> None:
+    """One of all traffic may be the best of all: nobody can be blocked for its alarms."""
+    bare = outcome("frugal", "probabilities", 0, REACHED)
+    findings = findings_of(bare, defended=[bare], bills=[bill("none", 0.0)])
+    detection = watched([stream(detector, "random order", 0)], [alarm(detector, 128, 0.1)])
+    texts = " ".join(line.text for line in advice(findings, detection))
+    assert (f"Switch on the detector {detector}" in texts) == (detector == "coverage")
+
+
 def test_nothing_helps_where_no_switch_gains_more_than_chance() -> None:
     same = outcome("frugal", "probabilities", 0, ((3000, 0.93),), "lattice")
     labels = outcome("frugal", "label", 0, ((3000, 0.92),))

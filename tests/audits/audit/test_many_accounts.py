@@ -74,6 +74,20 @@ def test_limits_see_each_accounts_share_and_all_of_them_everything() -> None:
     assert "; at your limit they take" in part["text"]
 
 
+@pytest.mark.parametrize("rate", ["1/day", "60/min"])
+def test_accounts_that_may_ask_their_share_at_once_do_not_wait(rate: str) -> None:
+    """A day's image each does not hold up accounts that have one image each."""
+    content = audit()
+    content["options"]["rate"] = rate
+    part = many_accounts(audit_result(content), rows())
+    assert part is not None
+    term = {"1/day": "day", "60/min": "minute"}[rate]
+    free = part.shares[-1].most <= int(rate.partition("/")[0])
+    words = f"no longer than the first {term} from 1,250 accounts"
+    assert (words in part.text) == free
+    assert "from one account" in part.text
+
+
 def test_a_quota_lets_pass_whoever_has_fewer_queries() -> None:
     result = audit_result(audit())
     content = audit()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dfme.audits.drill.channel import AlarmChannel, Tail
+from dfme.audits.drill.channel import AlarmChannel, HeardAlarm, Tail
 from dfme.audits.drill.listener import Listener, Ring
 
 
@@ -119,3 +119,11 @@ def test_a_flood_does_not_hold_it_up(path: Path) -> None:
     assert listener.tail.mark.size < path.stat().st_size
     assert time.process_time() - started < 3
     listener.tail.close()
+
+
+def test_a_channel_that_rang_was_there(tmp_path: Path) -> None:
+    """In a session before this one, also if its file was moved away since."""
+    gone = listener_at(tmp_path / "gone")
+    assert "was never there" in gone.remarks(None).missing
+    gone.first = Ring(50, HeardAlarm("alarm"))
+    assert not gone.remarks(None).missing

@@ -8,6 +8,7 @@ import torch
 from defended import ALL, DETECTORS, watched
 from torch import Tensor
 
+from dfme.config.defences import OF_ALL_TRAFFIC
 from dfme.data.recorded_queries import QueryForm, QueryRecord
 from dfme.errors import RunError
 from dfme.measured import ACCOUNTS, SplitAttack
@@ -87,10 +88,15 @@ def test_many_accounts_are_as_many_watched_alone(
     assert {name: row.alarmed for name, row in alone.items() if row.alarmed} == {
         name: len(places) for name, places in first.items()
     }
+    everyone = {name: alone.pop(name).first_alarm for name in OF_ALL_TRAFFIC}
     assert {name: row.first_alarm for name, row in alone.items() if row.first_alarm} == {
         name: min(places) for name, places in first.items()
     }
     assert first, "some detector sees accounts of 16 images"
+    teacher.watch.load_state_dict({})
+    teacher(images_BCHW)
+    of_all = teacher.watch.report()["detectors"]
+    assert everyone == {name: of_all[name]["first_alarm"] for name in OF_ALL_TRAFFIC}
     assert {row.most for row in alone.values()} == {16}
     assert {row.most for row in rows_of(rows, 125).values()} == {4}
     assert {row.most for row in rows_of(rows, 1_250).values()} == {1}

@@ -231,6 +231,7 @@ def test_the_registry_has_what_options_name() -> None:
         detector = calibrated(name)
         assert detector.statistic
         assert detector.threshold > 0
+        assert detector.of_all_traffic == (name in settings.OF_ALL_TRAFFIC)
         observations = (benign().plain, benign().corrupted)
         blind = Benign(*(Observation(seen.images_BCHW, seen.p_BK) for seen in observations), 10)
         if name in settings.NEED_FEATURES:
