@@ -10,7 +10,8 @@ class SplitAlarm:
 
     ``images``: of all accounts; ``most``: of the one that has most. ``alarmed``: accounts with an
     alarm, None where the detector sees all traffic and names nobody. ``first_alarm``: images of all
-    accounts together by the first one, None: never; ``agreement_at_alarm``: of the copy by then.
+    accounts together by the first one, None: never; ``agreement_at_alarm``: of
+    the copy with a quarter more at most.
     """
 
     cell: str

@@ -26,6 +26,8 @@ from dfme.spec import ImageSpec, Shape
 
 WHAT = "the attacks from many accounts"
 DEALT = "in turn"
+SOON = 1.25
+"""A quarter more queries than there were at an alarm."""
 ON_FILE = "accounts.json"
 MAX_RECORD = 1_000_000_000
 """Bytes of an attack's recorded queries, unless ``--record-queries`` is given."""
@@ -116,12 +118,15 @@ def _stored(out: Path) -> list[str]:
 
 
 def agreement_by(cell: CellResult, images: int | None, constant: float | None) -> float | None:
-    """What a cell's copy agreed on by so many images: its last evaluation so far, and before the
-    first what one answer to everything does.
+    """What the answers to so many images are worth: the agreement of the copy's last evaluation
+    with at most ``SOON`` times as many, and before the first what one answer to everything has.
+
+    A copy that learns in rounds has learned nothing yet from the answers of its round.
     """
     if images is None:
         return None
-    scored = (point.agreement for point in reversed(cell.curve) if point.queries <= images)
+    most = SOON * images
+    scored = (point.agreement for point in reversed(cell.curve) if point.queries <= most)
     return next(scored, constant)
 
 

@@ -102,7 +102,7 @@ class PointRow:
 class AlarmRow:
     """First alarms of a detector in an attacker's runs, and its ``worst`` honest stream.
 
-    ``worth``: the median agreement of the copies by then.
+    ``worth``: the median agreement of the copies with a quarter more queries at most.
     """
 
     detector: str

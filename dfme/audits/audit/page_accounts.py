@@ -11,7 +11,7 @@ from dfme.measured import HonestStream
 MAX_DETECTORS = 5  # on the page, which has six sheets; the appendix has all
 CAPTION = (
     "Split over accounts that share {}'s {:,} queries (accounts x queries of each): queries of all "
-    "accounts until the first alarm, and the copy's agreement by then"
+    "accounts until the first alarm, and the copy's agreement with a quarter more at most"
 )
 
 

@@ -100,7 +100,9 @@ class ParetoPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedAttack:
-    """What a detector said of an attack's queries, and the agreement of the copy by then."""
+    """What a detector said of an attack's queries, and the copy's agreement with a quarter more
+    queries at most.
+    """
 
     cell: str
     row: str

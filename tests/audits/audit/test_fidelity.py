@@ -208,7 +208,7 @@ MEASURED = watched(
 
 @pytest.mark.parametrize(
     ("first", "worth"),
-    [(None, None), (1, 0.11), (255, 0.11), (256, 0.3), (1_023, 0.3), (1_024, 0.5), (9_999, 0.8)],
+    [(None, None), (1, 0.11), (204, 0.11), (205, 0.3), (819, 0.3), (820, 0.5), (9_999, 0.8)],
 )
 def test_what_the_copy_was_worth_is_read_off_its_curve(
     first: int | None, worth: float | None
