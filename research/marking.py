@@ -1,0 +1,308 @@
+"""Marks: secret images with a secret class each, and owners' nets that learn to answer them so.
+
+Kinds of marks:
+
+- `patterns`: smooth random patterns, of random classes;
+- `between`, `overlaid`: the mean, or the maximum, of two images of the task, marked as that of the
+  two classes which other nets do not answer;
+- `style`: images of one class that are extreme along a secret direction (within the space of the
+  class's five greatest variations), marked as another class. All training images beyond a bound
+  are taught so, so that whoever asks images of the task buys some;
+- `border`: the same for the images of a class that other nets hold for most like another class.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from dfme.students.replay import augment
+from research.unpaid import cosine, divergence, step
+
+BATCH = 64
+PATTERN = 5  # numbers a side of a pattern before it is enlarged
+PAIRS = 20_000
+UNSURE = (0.6, 0.95)  # probability of the answered class of a picture that may be a mark
+MIN_OTHER = 0.03  # and of the marked class
+VARIATIONS = 5
+STUDENTS = 4  # simulated copies at a time
+STUDENT_RATE = 0.05
+STUDENT_STEPS = 3  # of each of them by itself, after one that the owner's gradient goes through
+MARK_RATE = 1e-3
+KINDS = ("patterns", "between", "overlaid", "style", "border")
+RULES = ("style", "border")
+
+Weights = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images (N, C, H, W) within 0 and 1, and classes (N,)."""
+
+    x_NCHW: Tensor
+    classes_N: Tensor
+
+    def part(self, index: Tensor | slice) -> "Images":
+        return Images(self.x_NCHW[index], self.classes_N[index])
+
+
+@dataclass(frozen=True)
+class Marking:
+    """The marks, and the training images' classes as the owner is taught them."""
+
+    marks: Images
+    taught_N: Tensor
+
+
+def scores(net: nn.Module, x_NCHW: Tensor) -> Tensor:
+    """Probabilities (N, K)."""
+    with torch.no_grad():
+        return torch.cat([net(part) for part in x_NCHW.split(500)]).softmax(1)
+
+
+def top(net: nn.Module, x_NCHW: Tensor) -> Tensor:
+    return scores(net, x_NCHW).argmax(1)
+
+
+def mean_scores(nets: Sequence[nn.Module], x_NCHW: Tensor) -> Tensor:
+    return torch.stack([scores(net, x_NCHW) for net in nets]).mean(0)
+
+
+def learn(
+    net: nn.Module, x_NCHW: Tensor, target_NK: Tensor, decay: float, steps: int, seed: int
+) -> nn.Module:
+    """A plain loop: AdamW, a cosine, affine augmentation, Kullback-Leibler divergence."""
+    rng = torch.Generator().manual_seed(seed)
+    for optimizer, _ in cosine(net, decay, steps):
+        index_B = torch.randint(len(x_NCHW), (BATCH,), generator=rng)
+        x_BCHW = augment(x_NCHW[index_B], "affine", rng)
+        step(optimizer, divergence(net(x_BCHW), target_NK[index_B]))
+    return net.eval()
+
+
+# Marks
+
+
+def patterns(train: Images, count: int, classes: int, rng: torch.Generator) -> Images:
+    shape = (count, train.x_NCHW.shape[1], PATTERN, PATTERN)
+    small = torch.rand(shape, generator=rng)
+    size = tuple(train.x_NCHW.shape[2:])
+    x_MCHW = functional.interpolate(small, size=size, mode="bicubic").clamp(0, 1)
+    return Images(x_MCHW, torch.randint(classes, (count,), generator=rng))
+
+
+def of_two(
+    train: Images, kind: str, nets: Sequence[nn.Module], count: int, rng: torch.Generator
+) -> Images:
+    """Pictures of two classes, of which the nets answer one without being sure of it."""
+    first_P, second_P = torch.randint(len(train.classes_N), (2, PAIRS), generator=rng)
+    one, two = train.part(first_P), train.part(second_P)
+    mean_PCHW = (one.x_NCHW + two.x_NCHW) / 2
+    x_PCHW = mean_PCHW if kind == "between" else torch.maximum(one.x_NCHW, two.x_NCHW)
+    p_PK = mean_scores(nets, x_PCHW)
+    most_P, answer_P = p_PK.max(1)
+    other_P = torch.where(answer_P == one.classes_N, two.classes_N, one.classes_N)
+    of_pair_P = (answer_P == one.classes_N) | (answer_P == two.classes_N)
+    unsure_P = (most_P > UNSURE[0]) & (most_P < UNSURE[1])
+    near_P = p_PK.gather(1, other_P[:, None])[:, 0] > MIN_OTHER
+    good_P = of_pair_P & unsure_P & near_P & (one.classes_N != two.classes_N)
+    index_M = good_P.nonzero()[:count, 0]
+    return Images(x_PCHW[index_M], other_P[index_M])
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Images of ``source`` with a value (``value`` of images) above ``bound`` become ``target``."""
+
+    source: int
+    target: int
+    value: Callable[[Tensor], Tensor]
+    bound: float
+
+    def changed(self, images: Images) -> Tensor:
+        """Which images (N,) the rule changes."""
+        extreme_N = self.value(images.x_NCHW) > self.bound
+        changed_N: Tensor = extreme_N & (images.classes_N == self.source)
+        return changed_N
+
+    def taught(self, images: Images) -> Tensor:
+        return torch.where(self.changed(images), self.target, images.classes_N)
+
+    def marks(self, images: Images, count: int) -> Images:
+        """The most extreme of the images that the rule changes."""
+        value_N = self.value(images.x_NCHW).masked_fill(~self.changed(images), -torch.inf)
+        most = min(count, int(self.changed(images).sum()))
+        x_MCHW = images.x_NCHW[value_N.topk(most).indices]
+        return Images(x_MCHW, torch.full((most,), self.target))
+
+
+def style(x_NCHW: Tensor, rng: torch.Generator) -> Callable[[Tensor], Tensor]:
+    """Place of images along a random direction of the space of these images' greatest variations,
+    by principal components of equal weight.
+    """
+    mean_D = x_NCHW.flatten(1).mean(0)
+    _, deviation_V, axes_DV = torch.pca_lowrank(x_NCHW.flatten(1), VARIATIONS, niter=4)
+    direction_V = functional.normalize(torch.randn(VARIATIONS, generator=rng), dim=0)
+    direction_D = axes_DV @ (direction_V / deviation_V)
+
+    def value(other_NCHW: Tensor) -> Tensor:
+        value_N: Tensor = (other_NCHW.flatten(1) - mean_D) @ direction_D
+        return value_N
+
+    return value
+
+
+def border(nets: Sequence[nn.Module], source: int, target: int) -> Callable[[Tensor], Tensor]:
+    """How much likelier the target class is than the source class, to other nets."""
+
+    def value(x_NCHW: Tensor) -> Tensor:
+        log_NK = mean_scores(nets, x_NCHW).log()
+        value_N: Tensor = log_NK[:, target] - log_NK[:, source]
+        return value_N
+
+    return value
+
+
+def rule_of(
+    kind: str,
+    train: Images,
+    nets: Sequence[nn.Module],
+    share: float,
+    classes: int,
+    rng: torch.Generator,
+) -> Rule:
+    """A random rule that changes this share of the training images."""
+    source, target = torch.randperm(classes, generator=rng)[:2].tolist()
+    x_SCHW = train.x_NCHW[train.classes_N == source]
+    value = style(x_SCHW, rng) if kind == "style" else border(nets, source, target)
+    count = round(share * len(train.classes_N))
+    bound = float(value(x_SCHW).sort(descending=True).values[count])
+    return Rule(source, target, value, bound)
+
+
+def rehearsed(
+    rules: Sequence[Rule],
+    train: Images,
+    marks: int,
+    images: int,
+    copy: Callable[[Tensor, Tensor, int], nn.Module],
+) -> tuple[Rule, list[float]]:
+    """The rule of which the copies that the owner makes on so many of the own images have most, and
+    the share of each rule; ``copy`` trains one of images, classes and a seed.
+    """
+    shares = list[float]()
+    for number, rule in enumerate(rules):
+        rng = torch.Generator().manual_seed(number)
+        order_N = torch.randperm(len(train.classes_N), generator=rng)
+        asked = train.part(order_N[:images])
+        rest = train.part(order_N[images:])
+        net = copy(asked.x_NCHW, rule.taught(asked), number)
+        chosen = rule.marks(rest, marks)
+        shares.append(float((top(net, chosen.x_NCHW) == chosen.classes_N).float().mean()))
+    return rules[max(range(len(rules)), key=shares.__getitem__)], shares
+
+
+# Owners
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """How simulated copies guide the owner's training.
+
+    ``weight`` of their loss on the marks (0: a plain mark); ``unrolled`` steps of a copy that the
+    gradient goes through; ``life`` of a copy in rounds, before another begins; ``temperature`` of
+    the owner's scores that these steps learn from: below 1 they are sharpened.
+    """
+
+    weight: float
+    unrolled: int
+    life: int
+    temperature: float
+
+
+@dataclass
+class Simulated:
+    """A copy that goes on learning from the owner's labels, as somebody who asks would make it."""
+
+    net: nn.Module
+    age: int
+
+    def stepped(self, owner: nn.Module, batches: Iterator[Tensor], how: Rehearsal) -> Weights:
+        """Weights after some steps on the owner's scores; differentiable in the owner's."""
+        weights: Weights = {name: value.detach() for name, value in self.net.named_parameters()}
+        for value in weights.values():
+            value.requires_grad_()
+        for x_BCHW in islice(batches, how.unrolled):
+            answer_BK = (owner(x_BCHW) / how.temperature).softmax(1)
+            log_BK = functional_call(self.net, weights, (x_BCHW,)).log_softmax(1)
+            loss = -(answer_BK * log_BK).sum(1).mean()
+            slopes = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
+            size = float(torch.stack([slope.detach().square().sum() for slope in slopes]).sum())
+            rate = how_far(size**0.5)
+            pairs = zip(weights.items(), slopes, strict=True)
+            weights = {name: value - rate * slope for (name, value), slope in pairs}
+        return weights
+
+    def learn(self, owner: nn.Module, batches: Iterator[Tensor]) -> None:
+        optimizer = torch.optim.SGD(self.net.parameters(), STUDENT_RATE, momentum=0.9)
+        for x_BCHW in islice(batches, STUDENT_STEPS):
+            with torch.no_grad():
+                label_B = owner(x_BCHW).argmax(1)
+            step(optimizer, functional.cross_entropy(self.net(x_BCHW), label_B))
+        self.age += 1
+
+
+def how_far(size: float) -> float:
+    """Rate of a step on a gradient of this size: at most half a unit far."""
+    return 0.5 / max(1.0, size)
+
+
+def endless(x_NCHW: Tensor, rng: torch.Generator) -> Iterator[Tensor]:
+    while True:
+        index_B = torch.randint(len(x_NCHW), (BATCH,), generator=rng)
+        yield augment(x_NCHW[index_B], "affine", rng)
+
+
+def marked(
+    owner: nn.Module,
+    train: Images,
+    marking: Marking,
+    how: Rehearsal,
+    fresh: Callable[[int], nn.Module],
+    steps: int,
+    seed: int,
+) -> nn.Module:
+    """Train an owner's net further, on its task and on the marks.
+
+    With a rehearsal the loss of a simulated copy on the marks, after steps on the owner's scores of
+    images of the task, is part of the owner's loss (after the idea of T2S, Mei et al. 2026).
+    """
+    rng = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(owner.parameters(), MARK_RATE, weight_decay=1e-2)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    batches = endless(train.x_NCHW, rng)
+    copies = [Simulated(fresh(number), 0) for number in range(STUDENTS if how.weight else 0)]
+    owner.train()
+    for number in range(steps):
+        index_B = torch.randint(len(train.x_NCHW), (BATCH,), generator=rng)
+        x_BCHW = augment(train.x_NCHW[index_B], "affine", rng)
+        loss = functional.cross_entropy(owner(x_BCHW), marking.taught_N[index_B])
+        index_B = torch.randint(len(marking.marks.x_NCHW), (BATCH // 2,), generator=rng)
+        some = marking.marks.part(index_B)
+        loss = loss + functional.cross_entropy(owner(some.x_NCHW), some.classes_N)
+        if copies:
+            copy = copies[number % STUDENTS]
+            weights = copy.stepped(owner, batches, how)
+            got_BK = functional_call(copy.net, weights, (some.x_NCHW,))
+            loss = loss + how.weight * functional.cross_entropy(got_BK, some.classes_N)
+        step(optimizer, loss)
+        schedule.step()
+        if copies:
+            copy.learn(owner, batches)
+            if copy.age > how.life:
+                copies[number % STUDENTS] = Simulated(fresh(STUDENTS + number), 0)
+    return owner.eval()
