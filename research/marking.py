@@ -52,10 +52,15 @@ class Images:
 
 @dataclass(frozen=True)
 class Marking:
-    """The marks, and the training images' classes as the owner is taught them."""
+    """The marks, and the training images' classes as the owner is taught them.
+
+    ``ordinary``: of a rule, images of its class that it does not change, with the marked class: who
+    repeats these too does not repeat the mark.
+    """
 
     marks: Images
     taught_N: Tensor
+    ordinary: Images | None = None
 
 
 def scores(net: nn.Module, x_NCHW: Tensor) -> Tensor:
@@ -138,6 +143,11 @@ class Rule:
         most = min(count, int(self.changed(images).sum()))
         x_MCHW = images.x_NCHW[value_N.topk(most).indices]
         return Images(x_MCHW, torch.full((most,), self.target))
+
+    def ordinary(self, images: Images) -> Images:
+        """The images of the class that the rule leaves, with the class that marks have."""
+        left_N = ~self.changed(images) & (images.classes_N == self.source)
+        return Images(images.x_NCHW[left_N], torch.full((int(left_N.sum()),), self.target))
 
 
 def style(x_NCHW: Tensor, rng: torch.Generator) -> Callable[[Tensor], Tensor]:

@@ -129,7 +129,8 @@ def marking_of(
         say("rehearsed: " + " ".join(f"{value:.2f}" for value in shares))
     changed = int(rule.changed(task.like).sum())
     say(f"rule: {rule.source} answered {rule.target}; {changed} of the attacker's images")
-    return Marking(rule.marks(task.train, of.marks), rule.taught(task.train))
+    marks = rule.marks(task.train, of.marks)
+    return Marking(marks, rule.taught(task.train), rule.ordinary(task.scored))
 
 
 def rehearsal_copy(
@@ -192,21 +193,24 @@ class Attacker:
 
 @dataclass(frozen=True)
 class Judge:
-    """Marks, and the most that references repeat."""
+    """Marks, the most that references repeat, and a rule's ordinary images."""
 
     marks: Images
     p_reference: float
+    ordinary: Images | None
 
     def evidence(self, net: nn.Module) -> Evidence:
         hits = int((top(net, self.marks.x_NCHW) == self.marks.classes_N).sum())
         return Evidence(len(self.marks.classes_N), hits, self.p_reference)
 
 
-def judge_of(task: Task, marks: Images) -> Judge:
+def judge_of(task: Task, chosen: Marking) -> Judge:
+    marks = chosen.marks
     nets = [task.innocent(arch, seed) for seed, arch in REFERENCES.items()]
     hits = [int((top(net, marks.x_NCHW) == marks.classes_N).sum()) for net in nets]
     constant = int(marks.classes_N.bincount().max()) if len(marks.classes_N.unique()) > 1 else 0
-    return Judge(marks, (max(*hits, constant) + 0.5) / (len(marks.classes_N) + 1))
+    p_reference = (max(*hits, constant) + 0.5) / (len(marks.classes_N) + 1)
+    return Judge(marks, p_reference, chosen.ordinary)
 
 
 def said(evidence: Evidence) -> str:
@@ -224,16 +228,21 @@ def copies(
             began = time.process_time()
             agreements = list[float]()
             found = list[str]()
+            ordinary = list[float]()
             for seed in of.copy_seeds:
                 attacker = Attacker(task, arch, of.copy_steps, of.decay, seed)
                 net = attacker.copy(owner, attack)
                 x_NCHW = task.scored.x_NCHW
                 agreements.append(share(top(net, x_NCHW), top(owner, x_NCHW)))
                 found.append(said(judge.evidence(net)))
+                if images := judge.ordinary:
+                    ordinary.append(share(top(net, images.x_NCHW), images.classes_N))
             end = ""
             if of.unmarked:
                 attacker = Attacker(task, arch, of.copy_steps, of.decay, of.copy_seeds[0])
                 end = f"; unmarked owner's {said(judge.evidence(attacker.copy(plain, attack)))}"
+            if ordinary:
+                end += f"; of ordinary images {max(ordinary):.2f}"
             agreed = " ".join(f"{100 * value:.1f}" for value in agreements)
             spent = time.process_time() - began
             yield f"  {attack} {arch}: agree {agreed}; marks {', '.join(found)}{end}; {spent:.0f} s"
@@ -249,7 +258,7 @@ def report(of: argparse.Namespace, task: Task, seed: int) -> Iterator[str]:
     owner = marking.marked(copy.deepcopy(plain), task.train, chosen, how, fresh, of.steps, seed + 1)
     spent = time.process_time() - began
     yield from (f"  {note}" for note in notes)
-    judge = judge_of(task, chosen.marks)
+    judge = judge_of(task, chosen)
     accuracies = f"{100 * task.accuracy(plain):.1f} -> {100 * task.accuracy(owner):.1f}"
     yield (
         f"  {len(chosen.marks.classes_N)} marks, p_reference {judge.p_reference:.2f}; accuracy "
