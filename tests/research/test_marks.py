@@ -135,7 +135,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_report_names_marks_innocents_and_every_attack(
     small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    attacks = ["labels40", "scores40", "drawn40", "tuned", "pruned", "again"]
+    attacks = ["labels40", "scores40", "drawn40", "filtered", "tuned", "pruned", "again"]
     rule = ["--kind", "style", "--share", "0.05", "--candidates", "2", "--marks", "10"]
     quick = ["--steps", "20", "--copy-steps", "20", "--copy-seeds", "0", "--seeds", "10"]
     words = [str(small / "small.npz"), str(small / "nets"), *rule, *quick, "--attacks", *attacks]
