@@ -9,6 +9,8 @@ Kinds of marks:
   class's five greatest variations), marked as another class. All training images beyond a bound
   are taught so, so that whoever asks images of the task buys some;
 - `border`: the same for the images of a class that other nets hold for most like another class.
+- `answers`: no mark of the model: some of the images that are asked are answered wrongly, at random
+  (the defence `watermark`), and are the marks.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +35,7 @@ STUDENTS = 4  # simulated copies at a time
 STUDENT_RATE = 0.05
 STUDENT_STEPS = 3  # of each of them by itself, after one that the owner's gradient goes through
 MARK_RATE = 1e-3
-KINDS = ("patterns", "between", "overlaid", "style", "border")
+KINDS = ("patterns", "between", "overlaid", "style", "border", "answers")
 RULES = ("style", "border")
 
 Weights = dict[str, Tensor]
@@ -214,6 +216,33 @@ def rehearsed(
         chosen = rule.marks(rest, marks)
         shares.append(float((top(net, chosen.x_NCHW) == chosen.classes_N).float().mean()))
     return rules[max(range(len(rules)), key=shares.__getitem__)], shares
+
+
+class Answering(nn.Module):
+    """A net that answers images which are bit for bit a mark as marked."""
+
+    def __init__(self, net: nn.Module, marks: Images) -> None:
+        super().__init__()
+        self.net = net
+        self.marks = marks
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        """Scores (B, K) before any softmax."""
+        scores_BK: Tensor = self.net(x_BCHW)
+        same_BM = (x_BCHW[:, None] == self.marks.x_NCHW[None]).flatten(2).all(2)
+        sure_BK = 20 * functional.one_hot(
+            self.marks.classes_N[same_BM.int().argmax(1)], scores_BK.shape[1]
+        )
+        return torch.where(same_BM.any(1, keepdim=True), sure_BK, scores_BK)
+
+
+def planted(asked: Images, share: float, classes: int, rng: torch.Generator) -> Images:
+    """Any of the images that are asked, with a wrong class."""
+    index_M = torch.randperm(len(asked.classes_N), generator=rng)[
+        : round(share * len(asked.classes_N))
+    ]
+    further_M = torch.randint(1, classes, (len(index_M),), generator=rng)
+    return Images(asked.x_NCHW[index_M], (asked.classes_N[index_M] + further_M) % classes)
 
 
 # Owners

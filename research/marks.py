@@ -112,6 +112,9 @@ def marking_of(
     if of.kind == "patterns":
         marks = marking.patterns(task.train, of.marks, task.classes, rng)
         return Marking(marks, task.train.classes_N)
+    if of.kind == "answers":
+        marks = marking.planted(task.like, of.share, task.classes, rng)
+        return Marking(marks, task.train.classes_N)
     if of.kind not in marking.RULES:
         marks = marking.of_two(task.train, of.kind, nets, of.marks, rng)
         return Marking(marks, task.train.classes_N)
@@ -260,14 +263,23 @@ def copies(
             yield f"  {attack} {arch}: agree {agreed}; marks {', '.join(found)}{end}; {spent:.0f} s"
 
 
+def owner_of(
+    of: argparse.Namespace, task: Task, plain: nn.Module, chosen: Marking, seed: int
+) -> nn.Module:
+    if of.kind == "answers":
+        return marking.Answering(plain, chosen.marks)
+    how = Rehearsal(of.weight, of.unrolled, of.life, of.temperature)
+    fresh = partial(task.fresh, "lenet5")
+    net = copy.deepcopy(plain)
+    return marking.marked(net, task.train, chosen, how, fresh, of.steps, seed + 1)
+
+
 def report(of: argparse.Namespace, task: Task, seed: int) -> Iterator[str]:
     plain = task.innocent("lenet5", seed)
     began = time.process_time()
     notes = list[str]()
     chosen = marking_of(of, task, seed, notes.append)
-    how = Rehearsal(of.weight, of.unrolled, of.life, of.temperature)
-    fresh = partial(task.fresh, "lenet5")
-    owner = marking.marked(copy.deepcopy(plain), task.train, chosen, how, fresh, of.steps, seed + 1)
+    owner = owner_of(of, task, plain, chosen, seed)
     spent = time.process_time() - began
     yield from (f"  {note}" for note in notes)
     judge = judge_of(task, chosen)

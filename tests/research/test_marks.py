@@ -92,6 +92,19 @@ def test_a_simulated_copy_takes_steps_of_descent_that_the_owner_can_follow() -> 
     )
 
 
+def test_planted_answers_are_wrong_and_given_to_those_images_alone() -> None:
+    asked = images(100)
+    chosen = marking.planted(asked, 0.1, 4, rng())
+    answering = marking.Answering(ByInk(), chosen)
+    secret = {image.numpy().tobytes() for image in chosen.x_NCHW}
+    marked_N = torch.tensor([image.numpy().tobytes() in secret for image in asked.x_NCHW])
+    assert int(marked_N.sum()) == len(chosen.classes_N) == 10
+    answer_N = marking.top(answering, asked.x_NCHW)
+    assert not (answer_N == asked.classes_N)[marked_N].any()
+    assert torch.equal(marking.top(answering, chosen.x_NCHW), chosen.classes_N)
+    assert not answer_N[~marked_N].any()  # as the net itself
+
+
 @pytest.mark.parametrize("weight", [0.0, 1.0])
 def test_an_owner_learns_its_marks_beside_its_task(weight: float) -> None:
     left_N = torch.arange(200) % 2

@@ -93,9 +93,7 @@ def test_a_change_is_told_by_images_and_seeds(
     assert told.change == change
     assert told.text.startswith(f"frugal, probabilities: {change}. The copy agrees on ")
     assert result.fails == (change == "cheaper")
-    assert ("which knows nothing of other seeds" in " ".join(result.text)) == (
-        told.seeds == 1
-    )
+    assert ("which knows nothing of other seeds" in " ".join(result.text)) == (told.seeds == 1)
 
 
 def test_the_line_says_its_figures() -> None:
