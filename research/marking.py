@@ -332,7 +332,8 @@ def marked(
         loss = functional.cross_entropy(owner(x_BCHW), marking.taught_N[index_B])
         index_B = torch.randint(len(marking.marks.x_NCHW), (BATCH // 2,), generator=rng)
         some = marking.marks.part(index_B)
-        loss = loss + functional.cross_entropy(owner(some.x_NCHW), some.classes_N)
+        if marking.ordinary is None:  # a rule's marks are among the training images already
+            loss = loss + functional.cross_entropy(owner(some.x_NCHW), some.classes_N)
         if copies:
             copy = copies[number % STUDENTS]
             weights = copy.stepped(owner, batches, how)

@@ -122,8 +122,8 @@ def marking_of(
         marking.rule_of(of.kind, task.train, nets, of.share, task.classes, rng)
         for _ in range(of.candidates)
     ]
-    rule = rules[0]
-    if len(rules) > 1:
+    rule = rules[of.pick or 0]
+    if len(rules) > 1 and of.pick is None:
         copied = partial(rehearsal_copy, task, of.copy_steps)
         rule, shares = marking.rehearsed(rules, task.train, of.marks, LIKE, copied)
         say("rehearsed: " + " ".join(f"{value:.2f}" for value in shares))
@@ -307,6 +307,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--marks", type=int, default=50)
     parser.add_argument("--share", type=float, default=0.008, help="of images that a rule changes")
     parser.add_argument("--candidates", type=int, default=1, help="rules, rehearsed if several")
+    parser.add_argument(
+        "--pick", type=int, help="the one of the rules that a rehearsal chose before"
+    )
     parser.add_argument("--weight", type=float, default=0.0, help="of the rehearsal")
     parser.add_argument("--unrolled", type=int, default=1)
     parser.add_argument("--life", type=int, default=100, help="rounds of a simulated copy")
