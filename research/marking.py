@@ -64,6 +64,19 @@ class Marking:
     taught_N: Tensor
     ordinary: Images | None = None
 
+    def batch(self, train: Images, rng: torch.Generator) -> Images:
+        """Some marks; of a rule as many images on either side of its bound, turned a little."""
+        if self.ordinary is None:
+            index_B = torch.randint(len(self.marks.x_NCHW), (BATCH // 2,), generator=rng)
+            return self.marks.part(index_B)
+        changed_N = self.taught_N != train.classes_N
+        source_N = train.classes_N == train.classes_N[changed_N][0]
+        sides = (changed_N, source_N & ~changed_N)
+        both = [side_N.nonzero()[:, 0] for side_N in sides]
+        index = [some[torch.randint(len(some), (BATCH // 8,), generator=rng)] for some in both]
+        index_B = torch.cat(index)
+        return Images(augment(train.x_NCHW[index_B], "affine", rng), self.taught_N[index_B])
+
 
 def scores(net: nn.Module, x_NCHW: Tensor) -> Tensor:
     """Probabilities (N, K)."""
@@ -157,9 +170,11 @@ def style(x_NCHW: Tensor, rng: torch.Generator) -> Callable[[Tensor], Tensor]:
     by principal components of equal weight.
     """
     mean_D = x_NCHW.flatten(1).mean(0)
-    _, deviation_V, axes_DV = torch.pca_lowrank(x_NCHW.flatten(1), VARIATIONS, niter=4)
+    variance_D, axes_DD = torch.linalg.eigh(x_NCHW.flatten(1).T.cov())
+    axes_DV = axes_DD[:, -VARIATIONS:]
+    axes_DV = axes_DV * axes_DV.sum(0).sign()  # eigenvectors have no sign of their own
     direction_V = functional.normalize(torch.randn(VARIATIONS, generator=rng), dim=0)
-    direction_D = axes_DV @ (direction_V / deviation_V)
+    direction_D = axes_DV @ (direction_V / variance_D[-VARIATIONS:].sqrt())
 
     def value(other_NCHW: Tensor) -> Tensor:
         value_N: Tensor = (other_NCHW.flatten(1) - mean_D) @ direction_D
@@ -330,13 +345,13 @@ def marked(
         index_B = torch.randint(len(train.x_NCHW), (BATCH,), generator=rng)
         x_BCHW = augment(train.x_NCHW[index_B], "affine", rng)
         loss = functional.cross_entropy(owner(x_BCHW), marking.taught_N[index_B])
-        index_B = torch.randint(len(marking.marks.x_NCHW), (BATCH // 2,), generator=rng)
-        some = marking.marks.part(index_B)
-        if marking.ordinary is None:  # a rule's marks are among the training images already
-            loss = loss + functional.cross_entropy(owner(some.x_NCHW), some.classes_N)
+        some = marking.batch(train, rng)
+        loss = loss + functional.cross_entropy(owner(some.x_NCHW), some.classes_N)
         if copies:
             copy = copies[number % STUDENTS]
             weights = copy.stepped(owner, batches, how)
+            index_B = torch.randint(len(marking.marks.x_NCHW), (BATCH // 2,), generator=rng)
+            some = marking.marks.part(index_B)
             got_BK = functional_call(copy.net, weights, (some.x_NCHW,))
             loss = loss + how.weight * functional.cross_entropy(got_BK, some.classes_N)
         step(optimizer, loss)

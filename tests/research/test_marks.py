@@ -150,7 +150,7 @@ def test_a_report_names_marks_innocents_and_every_attack(
 ) -> None:
     attacks = ["labels40", "scores40", "drawn40", "filtered", "tuned", "pruned", "again"]
     rule = ["--kind", "style", "--share", "0.05", "--candidates", "2", "--marks", "10"]
-    quick = ["--steps", "20", "--copy-steps", "100", "--copy-seeds", "0", "--seeds", "10"]
+    quick = ["--steps", "20", "--copy-steps", "300", "--copy-seeds", "0", "--seeds", "10"]
     words = [str(small / "small.npz"), str(small / "nets"), *rule, *quick, "--attacks", *attacks]
     marks.main([*words, "--unmarked"])
     lines = capsys.readouterr().out.splitlines()
