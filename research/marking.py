@@ -170,11 +170,11 @@ def style(x_NCHW: Tensor, rng: torch.Generator) -> Callable[[Tensor], Tensor]:
     by principal components of equal weight.
     """
     mean_D = x_NCHW.flatten(1).mean(0)
-    variance_D, axes_DD = torch.linalg.eigh(x_NCHW.flatten(1).T.cov())
+    variance_D, axes_DD = torch.linalg.eigh(x_NCHW.flatten(1).double().T.cov())
     axes_DV = axes_DD[:, -VARIATIONS:]
     axes_DV = axes_DV * axes_DV.sum(0).sign()  # eigenvectors have no sign of their own
     direction_V = functional.normalize(torch.randn(VARIATIONS, generator=rng), dim=0)
-    direction_D = axes_DV @ (direction_V / variance_D[-VARIATIONS:].sqrt())
+    direction_D = (axes_DV @ (direction_V / variance_D[-VARIATIONS:].sqrt())).float()
 
     def value(other_NCHW: Tensor) -> Tensor:
         value_N: Tensor = (other_NCHW.flatten(1) - mean_D) @ direction_D
