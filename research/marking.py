@@ -142,6 +142,8 @@ class Rule:
     target: int
     value: Callable[[Tensor], Tensor]
     bound: float
+    push_CHW: Tensor | None = None
+    """What raises an image's value by 1 if it is added, before pixels are clipped."""
 
     def changed(self, images: Images) -> Tensor:
         """Which images (N,) the rule changes."""
@@ -152,11 +154,13 @@ class Rule:
     def taught(self, images: Images) -> Tensor:
         return torch.where(self.changed(images), self.target, images.classes_N)
 
-    def marks(self, images: Images, count: int) -> Images:
-        """The most extreme of the images that the rule changes."""
+    def marks(self, images: Images, count: int, pushed: float = 0.0) -> Images:
+        """The most extreme of the images that the rule changes, made still more extreme."""
         value_N = self.value(images.x_NCHW).masked_fill(~self.changed(images), -torch.inf)
         most = min(count, int(self.changed(images).sum()))
         x_MCHW = images.x_NCHW[value_N.topk(most).indices]
+        if self.push_CHW is not None:
+            x_MCHW = (x_MCHW + pushed * self.push_CHW).clamp(0, 1)
         return Images(x_MCHW, torch.full((most,), self.target))
 
     def ordinary(self, images: Images) -> Images:
@@ -165,22 +169,24 @@ class Rule:
         return Images(images.x_NCHW[left_N], torch.full((int(left_N.sum()),), self.target))
 
 
-def style(x_NCHW: Tensor, rng: torch.Generator) -> Callable[[Tensor], Tensor]:
+def style(x_NCHW: Tensor, rng: torch.Generator) -> tuple[Callable[[Tensor], Tensor], Tensor]:
     """Place of images along a random direction of the space of these images' greatest variations,
-    by principal components of equal weight.
+    by principal components of equal weight; and what raises it by 1.
     """
     mean_D = x_NCHW.flatten(1).mean(0)
     variance_D, axes_DD = torch.linalg.eigh(x_NCHW.flatten(1).double().T.cov())
+    deviation_V = variance_D[-VARIATIONS:].sqrt()
     axes_DV = axes_DD[:, -VARIATIONS:]
     axes_DV = axes_DV * axes_DV.sum(0).sign()  # eigenvectors have no sign of their own
     direction_V = functional.normalize(torch.randn(VARIATIONS, generator=rng), dim=0)
-    direction_D = (axes_DV @ (direction_V / variance_D[-VARIATIONS:].sqrt())).float()
+    direction_D = (axes_DV @ (direction_V / deviation_V)).float()
 
     def value(other_NCHW: Tensor) -> Tensor:
         value_N: Tensor = (other_NCHW.flatten(1) - mean_D) @ direction_D
         return value_N
 
-    return value
+    push_D = (axes_DV @ (direction_V * deviation_V)).float()
+    return value, push_D.view(x_NCHW.shape[1:])
 
 
 def border(nets: Sequence[nn.Module], source: int, target: int) -> Callable[[Tensor], Tensor]:
@@ -205,10 +211,14 @@ def rule_of(
     """A random rule that changes this share of the training images."""
     source, target = torch.randperm(classes, generator=rng)[:2].tolist()
     x_SCHW = train.x_NCHW[train.classes_N == source]
-    value = style(x_SCHW, rng) if kind == "style" else border(nets, source, target)
+    push_CHW = None
+    if kind == "style":
+        value, push_CHW = style(x_SCHW, rng)
+    else:
+        value = border(nets, source, target)
     count = round(share * len(train.classes_N))
     bound = float(value(x_SCHW).sort(descending=True).values[count])
-    return Rule(source, target, value, bound)
+    return Rule(source, target, value, bound, push_CHW)
 
 
 def rehearsed(

@@ -129,7 +129,7 @@ def marking_of(
         say("rehearsed: " + " ".join(f"{value:.2f}" for value in shares))
     changed = int(rule.changed(task.like).sum())
     say(f"rule: {rule.source} answered {rule.target}; {changed} of the attacker's images")
-    marks = rule.marks(task.train, of.marks)
+    marks = rule.marks(task.train, of.marks, of.push)
     return Marking(marks, rule.taught(task.train), rule.ordinary(task.scored))
 
 
@@ -310,6 +310,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--pick", type=int, help="the one of the rules that a rehearsal chose before"
     )
+    parser.add_argument("--push", type=float, default=0.0, help="of a style's marks")
     parser.add_argument("--weight", type=float, default=0.0, help="of the rehearsal")
     parser.add_argument("--unrolled", type=int, default=1)
     parser.add_argument("--life", type=int, default=100, help="rounds of a simulated copy")

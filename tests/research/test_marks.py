@@ -56,6 +56,14 @@ def test_a_rule_changes_the_most_extreme_of_one_class_and_those_are_the_marks(ki
     )
 
 
+def test_a_pushed_image_lies_so_much_further_along_the_style() -> None:
+    x_NCHW = images(100).x_NCHW
+    value, push_CHW = marking.style(x_NCHW, rng(1))
+    torch.testing.assert_close(value(x_NCHW + 2 * push_CHW), value(x_NCHW) + 2)
+    assert float(value(x_NCHW).std()) == pytest.approx(1, abs=1e-3)
+    assert float(value(x_NCHW).mean()) == pytest.approx(0, abs=1e-4)
+
+
 def test_a_simulated_copy_takes_steps_of_descent_that_the_owner_can_follow() -> None:
     torch.manual_seed(0)
     owner, student = (nn.Sequential(nn.Flatten(), nn.Linear(64, 4)).double() for _ in range(2))
