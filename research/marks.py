@@ -16,7 +16,7 @@ import copy
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -145,24 +145,32 @@ def rehearsal_copy(
 
 @dataclass(frozen=True)
 class Attacker:
-    """Somebody who trains copies of this architecture, with this decay of AdamW."""
+    """Somebody who trains copies of one owner, of this architecture, with this decay of AdamW."""
 
     task: Task
     arch: str
     steps: int
     decay: float
     seed: int
+    owner: nn.Module
+    made: dict[str, nn.Module] = field(default_factory=dict)
 
-    def copy(self, owner: nn.Module, attack: str) -> nn.Module:
-        """By the name of an attack; the images that are paid for are the attacker's first ones."""
+    def copy(self, attack: str) -> nn.Module:
+        """By the name of an attack; each is trained once."""
+        if attack not in self.made:
+            self.made[attack] = self.new_copy(attack)
+        return self.made[attack]
+
+    def new_copy(self, attack: str) -> nn.Module:
+        """The images that are paid for are the attacker's first ones."""
         if attack == "filtered":
-            return self.filtered(owner)
+            return self.filtered()
         if attack in AFTERWARDS:
-            return self.afterwards(self.copy(owner, "labels1000"), attack)
+            return self.afterwards(copy.deepcopy(self.copy("labels1000")), attack)
         form = attack.rstrip("0123456789")
         count = int(attack[len(form) :])
         x_NCHW = self.drawn(count) if form == "drawn" else self.task.like.x_NCHW[:count]
-        scores_NK = marking.scores(owner, x_NCHW)
+        scores_NK = marking.scores(self.owner, x_NCHW)
         if form != "scores":
             scores_NK = self.task.hot(scores_NK.argmax(1))
         return self.trained(x_NCHW, scores_NK, self.seed)
@@ -171,10 +179,10 @@ class Attacker:
         net = self.task.fresh(self.arch, 900 + seed)
         return learn(net, x_NCHW, target_NK, self.decay, self.steps, seed)
 
-    def filtered(self, owner: nn.Module) -> nn.Module:
+    def filtered(self) -> nn.Module:
         """From the labels that a copy by the other half of them gives, too."""
         x_NCHW = self.task.like.x_NCHW
-        label_N = top(owner, x_NCHW)
+        label_N = top(self.owner, x_NCHW)
         target_NK = self.task.hot(label_N)
         same_N = torch.empty(len(x_NCHW), dtype=torch.bool)
         for first in (0, 1):
@@ -239,28 +247,25 @@ def copies(
     the owner before it was marked.
     """
     for arch in of.nets:
+        attackers = [
+            Attacker(task, arch, of.copy_steps, of.decay, seed, owner) for seed in of.copy_seeds
+        ]
+        innocent = Attacker(task, arch, of.copy_steps, of.decay, of.copy_seeds[0], plain)
         for attack in of.attacks:
             began = time.process_time()
-            agreements = list[float]()
-            found = list[str]()
-            ordinary = list[float]()
-            for seed in of.copy_seeds:
-                attacker = Attacker(task, arch, of.copy_steps, of.decay, seed)
-                net = attacker.copy(owner, attack)
-                x_NCHW = task.scored.x_NCHW
-                agreements.append(share(top(net, x_NCHW), top(owner, x_NCHW)))
-                found.append(said(judge.evidence(net)))
-                if images := judge.ordinary:
-                    ordinary.append(share(top(net, images.x_NCHW), images.classes_N))
-            end = ""
+            nets = [attacker.copy(attack) for attacker in attackers]
+            x_NCHW = task.scored.x_NCHW
+            agreed = " ".join(
+                f"{100 * share(top(net, x_NCHW), top(owner, x_NCHW)):.1f}" for net in nets
+            )
+            end = ", ".join(said(judge.evidence(net)) for net in nets)
             if of.unmarked:
-                attacker = Attacker(task, arch, of.copy_steps, of.decay, of.copy_seeds[0])
-                end = f"; unmarked owner's {said(judge.evidence(attacker.copy(plain, attack)))}"
-            if ordinary:
-                end += f"; of ordinary images {max(ordinary):.2f}"
-            agreed = " ".join(f"{100 * value:.1f}" for value in agreements)
+                end += f"; unmarked owner's {said(judge.evidence(innocent.copy(attack)))}"
+            if images := judge.ordinary:
+                ordinary = max(share(top(net, images.x_NCHW), images.classes_N) for net in nets)
+                end += f"; of ordinary images {ordinary:.2f}"
             spent = time.process_time() - began
-            yield f"  {attack} {arch}: agree {agreed}; marks {', '.join(found)}{end}; {spent:.0f} s"
+            yield f"  {attack} {arch}: agree {agreed}; marks {end}; {spent:.0f} s"
 
 
 def owner_of(
