@@ -35,6 +35,7 @@ STUDENTS = 4  # simulated copies at a time
 STUDENT_RATE = 0.05
 STUDENT_STEPS = 3  # of each of them by itself, after one that the owner's gradient goes through
 MARK_RATE = 1e-3
+RULE_WEIGHT = 0.1  # of the loss on as many images on either side of a rule's bound
 KINDS = ("patterns", "between", "overlaid", "style", "border", "answers")
 RULES = ("style", "border")
 
@@ -356,7 +357,8 @@ def marked(
         x_BCHW = augment(train.x_NCHW[index_B], "affine", rng)
         loss = functional.cross_entropy(owner(x_BCHW), marking.taught_N[index_B])
         some = marking.batch(train, rng)
-        loss = loss + functional.cross_entropy(owner(some.x_NCHW), some.classes_N)
+        weight = 1.0 if marking.ordinary is None else RULE_WEIGHT
+        loss = loss + weight * functional.cross_entropy(owner(some.x_NCHW), some.classes_N)
         if copies:
             copy = copies[number % STUDENTS]
             weights = copy.stepped(owner, batches, how)
