@@ -118,10 +118,11 @@ def _stored(out: Path) -> list[str]:
 
 
 def agreement_by(cell: CellResult, images: int | None, constant: float | None) -> float | None:
-    """What the answers to so many images are worth: the agreement of the copy's last evaluation
-    with at most ``SOON`` times as many, and before the first what one answer to everything has.
+    """The agreement of a cell's copy in its last evaluation with at most ``SOON`` times so many
+    images, and before the first what one answer to everything has.
 
-    A copy that learns in rounds has learned nothing yet from the answers of its round.
+    A copy that learns in rounds has learned nothing yet from the answers of its round; where the
+    round ends much later, they are worth more than this.
     """
     if images is None:
         return None

@@ -192,8 +192,8 @@ def _watch(findings: Findings, detection: WatchedAttacks | None) -> Iterator[_He
     text = (
         f"Switch on the detector {attack.detector}, and block the accounts that it names. It "
         f"raised an alarm in every attack: in the worst case after {attack.first_alarm:,} queries, "
-        f"which are worth a copy that agrees on {worst.agreement:.1%} (in the end on "
-        f"{before.mean:.1%}). Honest "
+        f"when the copy agreed on {worst.agreement:.1%} (with a quarter more at most; in the end "
+        f"on {before.mean:.1%}). Honest "
         f"sessions with a false alarm: {honest}; at most {most:,.0f} alarms in 10,000 queries, as "
         "far as your images tell. Many accounts that share the queries may hide them from it."
     )

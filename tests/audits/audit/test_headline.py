@@ -271,8 +271,8 @@ def test_a_watch_counts_by_its_worst_attack_and_by_its_false_alarms() -> None:
     (line,) = advice(findings, watched(benign, attacks))
     assert line.place == "detection.attacks.1"
     assert line.effect.startswith("42.0 points")
-    worst = "after 400 queries, which are worth a copy that agrees on 52.0%"
-    assert f"{worst} (in the end on 94.0%)." in line.text
+    worst = "after 400 queries, when the copy agreed on 52.0%"
+    assert f"{worst} (with a quarter more at most; in the end on 94.0%)." in line.text
     assert "false alarm: none of 40; at most 168 alarms in 10,000 queries," in line.text
     (line,) = advice(findings, watched(benign, attacks[2:]))
     assert "false alarm: 7 of 20 (corrupted); at most 175" in line.text
