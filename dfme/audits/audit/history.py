@@ -356,8 +356,8 @@ def _text(history: AuditHistory, version: str, known: bool) -> list[str]:
         left_out = f"; {len(history.left_out)} more could not be compared"
     texts = [
         f"Compared with the audit of {printable(history.started)[:10]} ({releases}): of "
-        f"{_count(len(history.lines), 'price')}, one for each attacker and form of answers, {cheaper} became "
-        f"cheaper and {dearer} dearer, and for {unknown} no change can be told{left_out}."
+        f"{_count(len(history.lines), 'price')}, one for each attacker and form of answers, "
+        f"{cheaper} became cheaper and {dearer} dearer, and for {unknown} no change can be told{left_out}."
     ]
     texts.append(
         {
