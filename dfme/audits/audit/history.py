@@ -357,7 +357,8 @@ def _text(history: AuditHistory, version: str, known: bool) -> list[str]:
     texts = [
         f"Compared with the audit of {printable(history.started)[:10]} ({releases}): of "
         f"{_count(len(history.lines), 'price')}, one for each attacker and form of answers, "
-        f"{cheaper} became cheaper and {dearer} dearer, and for {unknown} no change can be told{left_out}."
+        f"{cheaper} became cheaper and {dearer} dearer, and for {unknown} no change can be told"
+        f"{left_out}."
     ]
     texts.append(
         {
