@@ -35,8 +35,7 @@ from dfme.audits.audit.price_parts import (
     Rating,
 )
 from dfme.audits.audit.sheet_parts import Control, QuotaSheet
-from dfme.audits.drill.result import DrillResult
-from dfme.config.messages import printable
+from dfme.audits.drill.result import DrillResult, first_fault
 from dfme.errors import RunError
 from dfme.measured import Bill
 from dfme.report.run_files import read_object
@@ -299,11 +298,9 @@ def parse(form: type[PartType], content: Any, file: str, held: str = SCHEMA) -> 
         # as text, where a text is no number and a list may be a pair
         value: PartType = _adapter(form).validate_json(json.dumps(content))
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        place = ".".join(map(str, fault["loc"])) or "the whole"
-        fault_text = printable(f"{place}: {fault['msg']}")
+        fault = first_fault(error)
         raise RunError(
-            f"{file}: expected all that {held} holds, got {fault_text:.200}; remove it, "
+            f"{file}: expected all that {held} holds, got {fault:.200}; remove it, "
             "and resume the audit"
         ) from None
     return value

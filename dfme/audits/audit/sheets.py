@@ -12,6 +12,7 @@ from dfme.audits.audit.prices import median_to_copy, strongest
 from dfme.audits.audit.result import AuditResult
 from dfme.audits.audit.sheet_parts import CheckedQuota, QuotaDelay, QuotaSheet
 from dfme.audits.compare.plan import NO_DEFENCE
+from dfme.measured import ACCOUNTS
 
 TERMS = {"minute": 60, "hour": 3_600, "day": 86_400, "month": 2_592_000}
 """Seconds of each term of ``--per``; a month has 30 days."""
@@ -83,10 +84,6 @@ def sheet(audit: AuditResult, checked: str | None) -> QuotaSheet | None:
         sentences.insert(2, _delay_text(quota, queries, by))
     sentences += [not_tried(audit.untried)] if audit.untried else []
     return replace(quota, text=sentences)
-
-
-ACCOUNTS = (1, 5, 25, 125, 1_250)
-"""Of an attacker, among whom a quota of each account divides a copy's queries."""
 
 
 def _delays(queries: float | None, images: int, per: str) -> list[QuotaDelay]:

@@ -139,11 +139,16 @@ def read(folder: Path, form: type[PartForm]) -> PartForm | None:
     try:
         part: PartForm = _adapter(form).validate_json(json.dumps(content))
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        place = ".".join(map(str, fault["loc"])) or "the whole"
-        text = printable(f"{place}: {fault['msg']}")
-        raise RunError(f"{path}: expected what a drill wrote, got {text:.200}") from None
+        fault = first_fault(error)
+        raise RunError(f"{path}: expected what a drill wrote, got {fault:.200}") from None
     return part
+
+
+def first_fault(error: ValidationError) -> str:
+    """The first thing in a file that does not fit its form, with its place, printable."""
+    fault = error.errors(include_url=False)[0]
+    place = ".".join(map(str, fault["loc"])) or "the whole"
+    return printable(f"{place}: {fault['msg']}")
 
 
 def exit_code(result: DrillResult, within: int | None) -> int:

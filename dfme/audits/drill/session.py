@@ -6,6 +6,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from dfme.audits.audit.accounts import SOON
 from dfme.audits.drill.channel import AlarmChannel, HeardAlarm, Mark, Tail, rang_before
 from dfme.audits.drill.listener import POLL_SECONDS, ChargedImages, Listener, Ring
 from dfme.audits.drill.result import (
@@ -31,8 +32,6 @@ REFUSALS = ("401", "403", "429", "quota", "watch")
 """Reasons for which a service refuses one who has asked too much, or looked like an attack; quota
 and watch are those of a teacher of one's own behind dfme's defences."""
 LEDGER = "ledger.jsonl"
-SOON = 1.25
-"""Little more than so many images, by this factor; heuristic."""
 BETTER = 0.05
 """By which a copy is clearly better; heuristic."""
 Tell = Callable[[str], None]
