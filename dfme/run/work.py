@@ -128,7 +128,7 @@ TRUST = 2.0  # seconds measured that count as much as the rehearsal; heuristic
 MEMORY = (
     120.0  # seconds of work that a pace is taken from, about: a machine becomes faster or slower
 )
-END_SECONDS = 1.0  # for a run's last files
+END_SECONDS = 0.5  # for a run's last files; .3 to .5 of a core with the embedded teachers
 LONG_SECONDS = 1200.0  # from which on it is said what would shorten a run
 STEPS_AT_ONCE = 50  # most student steps between two looks at the clock, ...
 LOOK_SECONDS = 0.5  # ... and the most time of them, about

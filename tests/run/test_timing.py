@@ -41,7 +41,7 @@ EMBEDDED = {
     "--teacher.checkpoint teachers/checkpoints/shapes.safetensors",
     "disguide": "--method.name disguide --budget 1k --evaluation.dataset digits",
     "28x28": (
-        "--method.name procedural --budget 300 --student.arch lenet5 "
+        "--method.name procedural --budget 500 --student.arch lenet5 "
         "--teacher.checkpoint t.safetensors"
     ),
 }
