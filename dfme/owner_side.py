@@ -31,6 +31,7 @@ from dfme.teachers.owner.checks import check_teacher as check_teacher_options
 if TYPE_CHECKING:
     from dfme.data import ImageSet
     from dfme.teachers.owner.guard.guard import Guard as Guard
+    from dfme.teachers.owner.marking.key import MarkKey as MarkKey
     from dfme.teachers.owner.measuring import Measuring, Metering
     from dfme.teachers.owner.utility import Draw
     from dfme.teachers.owner.watch.detector import Detector as Detector
@@ -151,6 +152,13 @@ def serve(
 
         served = make(teacher, options, config.device, recorded="log" if config.record else None)
         return serve_teacher(served, config, tell=tell)
+
+
+def load_marks(path: str) -> "MarkKey":
+    """The key of a mark. UserError, in one line, for a file that is none."""
+    from dfme.teachers.owner.marking.key import load_key
+
+    return load_key(path)
 
 
 # What the owner measures
