@@ -23,6 +23,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from dfme.students.replay import augment
+from dfme.teachers.owner.marking.rule import Images, Rule, bound_of, style_rule
 from research.unpaid import cosine, divergence, step
 
 BATCH = 64
@@ -30,7 +31,6 @@ PATTERN = 5  # numbers a side of a pattern before it is enlarged
 PAIRS = 20_000
 UNSURE = (0.6, 0.95)  # probability of the answered class of a picture that may be a mark
 MIN_OTHER = 0.03  # and of the marked class
-VARIATIONS = 5
 STUDENTS = 4  # simulated copies at a time
 STUDENT_RATE = 0.05
 STUDENT_STEPS = 3  # of each of them by itself, after one that the owner's gradient goes through
@@ -40,17 +40,6 @@ KINDS = ("patterns", "between", "overlaid", "style", "border", "answers")
 RULES = ("style", "border")
 
 Weights = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Images:
-    """Images (N, C, H, W) within 0 and 1, and classes (N,)."""
-
-    x_NCHW: Tensor
-    classes_N: Tensor
-
-    def part(self, index: Tensor | slice) -> "Images":
-        return Images(self.x_NCHW[index], self.classes_N[index])
 
 
 @dataclass(frozen=True)
@@ -135,61 +124,6 @@ def of_two(
     return Images(x_PCHW[index_M], other_P[index_M])
 
 
-@dataclass(frozen=True)
-class Rule:
-    """Images of ``source`` with a value (``value`` of images) above ``bound`` become ``target``."""
-
-    source: int
-    target: int
-    value: Callable[[Tensor], Tensor]
-    bound: float
-    push_CHW: Tensor | None = None
-    """What raises an image's value by 1 if it is added, before pixels are clipped."""
-
-    def changed(self, images: Images) -> Tensor:
-        """Which images (N,) the rule changes."""
-        extreme_N = self.value(images.x_NCHW) > self.bound
-        changed_N: Tensor = extreme_N & (images.classes_N == self.source)
-        return changed_N
-
-    def taught(self, images: Images) -> Tensor:
-        return torch.where(self.changed(images), self.target, images.classes_N)
-
-    def marks(self, images: Images, count: int, pushed: float = 0.0) -> Images:
-        """The most extreme of the images that the rule changes, made still more extreme."""
-        value_N = self.value(images.x_NCHW).masked_fill(~self.changed(images), -torch.inf)
-        most = min(count, int(self.changed(images).sum()))
-        x_MCHW = images.x_NCHW[value_N.topk(most).indices]
-        if self.push_CHW is not None:
-            x_MCHW = (x_MCHW + pushed * self.push_CHW).clamp(0, 1)
-        return Images(x_MCHW, torch.full((most,), self.target))
-
-    def ordinary(self, images: Images) -> Images:
-        """The images of the class that the rule leaves, with the class that marks have."""
-        left_N = ~self.changed(images) & (images.classes_N == self.source)
-        return Images(images.x_NCHW[left_N], torch.full((int(left_N.sum()),), self.target))
-
-
-def style(x_NCHW: Tensor, rng: torch.Generator) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-    """Place of images along a random direction of the space of these images' greatest variations,
-    by principal components of equal weight; and what raises it by 1.
-    """
-    mean_D = x_NCHW.flatten(1).mean(0)
-    variance_D, axes_DD = torch.linalg.eigh(x_NCHW.flatten(1).double().T.cov())
-    deviation_V = variance_D[-VARIATIONS:].sqrt()
-    axes_DV = axes_DD[:, -VARIATIONS:]
-    axes_DV = axes_DV * axes_DV.sum(0).sign()  # eigenvectors have no sign of their own
-    direction_V = functional.normalize(torch.randn(VARIATIONS, generator=rng), dim=0)
-    direction_D = (axes_DV @ (direction_V / deviation_V)).float()
-
-    def value(other_NCHW: Tensor) -> Tensor:
-        value_N: Tensor = (other_NCHW.flatten(1) - mean_D) @ direction_D
-        return value_N
-
-    push_D = (axes_DV @ (direction_V * deviation_V)).float()
-    return value, push_D.view(x_NCHW.shape[1:])
-
-
 def border(nets: Sequence[nn.Module], source: int, target: int) -> Callable[[Tensor], Tensor]:
     """How much likelier the target class is than the source class, to other nets."""
 
@@ -210,16 +144,12 @@ def rule_of(
     rng: torch.Generator,
 ) -> Rule:
     """A random rule that changes this share of the training images."""
-    source, target = torch.randperm(classes, generator=rng)[:2].tolist()
-    x_SCHW = train.x_NCHW[train.classes_N == source]
-    push_CHW = None
     if kind == "style":
-        value, push_CHW = style(x_SCHW, rng)
-    else:
-        value = border(nets, source, target)
-    count = round(share * len(train.classes_N))
-    bound = float(value(x_SCHW).sort(descending=True).values[count])
-    return Rule(source, target, value, bound, push_CHW)
+        return style_rule(train, share, classes, rng)
+    source, target = torch.randperm(classes, generator=rng)[:2].tolist()
+    value = border(nets, source, target)
+    value_S = value(train.x_NCHW[train.classes_N == source])
+    return Rule(source, target, value, bound_of(value_S, share, len(train)))
 
 
 def rehearsed(

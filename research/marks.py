@@ -30,8 +30,9 @@ from dfme.data import load_dataset
 from dfme.nets import build_net
 from dfme.queries.programs import ProceduralImages
 from dfme.spec import ImageSpec, Shape
+from dfme.teachers.owner.marking.rule import Images
 from research import marking
-from research.marking import Images, Marking, Rehearsal, learn, top
+from research.marking import Marking, Rehearsal, learn, top
 from research.script import reported
 
 DECAY = 1e-2

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dfme.teachers.owner.marking.rule import Images, style
 from research import marking, marks
-from research.marking import Images, Marking, Rehearsal, Simulated, how_far, of_two, rule_of
+from research.marking import Marking, Rehearsal, Simulated, how_far, of_two, rule_of
 
 SHAPE = (1, 8, 8)
 
@@ -58,7 +59,7 @@ def test_a_rule_changes_the_most_extreme_of_one_class_and_those_are_the_marks(ki
 
 def test_a_pushed_image_lies_so_much_further_along_the_style() -> None:
     x_NCHW = images(100).x_NCHW
-    value, push_CHW = marking.style(x_NCHW, rng(1))
+    value, push_CHW = style(x_NCHW, rng(1))
     torch.testing.assert_close(value(x_NCHW + 2 * push_CHW), value(x_NCHW) + 2)
     assert float(value(x_NCHW).std()) == pytest.approx(1, abs=1e-3)
     assert float(value(x_NCHW).mean()) == pytest.approx(0, abs=1e-4)
