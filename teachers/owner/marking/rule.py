@@ -6,13 +6,17 @@ learns it along with the task (docs/results/marks.md).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 VARIATIONS = 5
+PUSH = 1.0
+"""By which marks are further out than the images are, in deviations of their class."""
+MAX_OF_CLASS = 0.25
+"""Of a class's images that a rule changes: more are no extremes."""
 MAX_DIRECT = 1024
 """Numbers of an image up to which its class's covariance is taken; of larger ones that of the
 images, which has the same components."""
@@ -118,18 +122,86 @@ def style(x_NCHW: Tensor, rng: torch.Generator) -> tuple[Callable[[Tensor], Tens
     return space.value(direction_V), space.push(direction_V)
 
 
-def style_rule(train: Images, share: float, classes: int, rng: torch.Generator) -> Rule:
+@dataclass(frozen=True, kw_only=True)
+class StyleRule(Rule):
+    """A rule along a direction of a class's space."""
+
+    space: Style
+    direction_V: Tensor
+
+    def of_share(self, images: Images, share: float) -> "StyleRule":
+        """The same direction with the bound that changes this share of these images."""
+        value_S = self.value(images.x_NCHW[images.classes_N == self.source])
+        return replace(self, bound=bound_of(value_S, share, len(images)))
+
+    def secret_marks(self, images: Images, count: int) -> Tensor:
+        """The most extreme images (M, C, H, W) of the class, ``PUSH`` further along the direction
+        and beyond the bound by as much, in 256 steps of brightness.
+        """
+        x_SCHW = images.x_NCHW[images.classes_N == self.source]
+        value_M, index_M = self.value(x_SCHW).topk(min(count, len(x_SCHW) // 2))
+        further_M = (self.bound + PUSH - value_M).clamp(min=PUSH)
+        return _pushed(x_SCHW[index_M], further_M, self.space.push(self.direction_V))
+
+    def controls(self, images: Images, count: int, rng: torch.Generator) -> Tensor:
+        """Images (N, C, H, W) of the class that are no marks and that the rule leaves.
+
+        Half are as they are; the others are moved along random directions at right angles to the
+        secret one, out to where the marks lie along that.
+        """
+        x_SCHW = images.x_NCHW[images.classes_N == self.source]
+        value_S = self.value(x_SCHW)
+        order_S = value_S.argsort(descending=True)
+        first = max(min(count, len(x_SCHW) // 2), int((value_S > self.bound).sum()))
+        left_R = order_S[first:]
+        index_N = left_R[torch.randperm(len(left_R), generator=rng)[:count]]
+        x_NCHW = x_SCHW[index_N]
+        out_M = self.value(self.secret_marks(images, count))
+        moved = list[Tensor]()
+        for number in range(len(x_NCHW) // 2):
+            other_V = self.space.direction(rng)
+            other_V = other_V - (other_V @ self.direction_V) * self.direction_V
+            other_V = functional.normalize(other_V, dim=0)
+            x_1CHW = x_NCHW[number : number + 1]
+            further_1 = out_M[number % len(out_M)] - self.space.value(other_V)(x_1CHW)
+            moved.append(_pushed(x_1CHW, further_1, self.space.push(other_V)))
+        return torch.cat([*moved, in_levels(x_NCHW[len(moved) :])])
+
+
+def style_rule(train: Images, share: float, classes: int, rng: torch.Generator) -> StyleRule:
     """A random rule that changes this share of the training images."""
     source, target = torch.randperm(classes, generator=rng)[:2].tolist()
+    return rule_between(train, share, source, target, rng)
+
+
+def rule_between(
+    train: Images, share: float, source: int, target: int, rng: torch.Generator
+) -> StyleRule:
+    """A rule from one class to another, along a random direction."""
     x_SCHW = train.x_NCHW[train.classes_N == source]
-    value, push_CHW = style(x_SCHW, rng)
-    return Rule(source, target, value, bound_of(value(x_SCHW), share, len(train)), push_CHW)
+    space = Style.of(x_SCHW)
+    direction_V = space.direction(rng)
+    value = space.value(direction_V)
+    bound = bound_of(value(x_SCHW), share, len(train))
+    push_CHW = space.push(direction_V)
+    return StyleRule(source, target, value, bound, push_CHW, space=space, direction_V=direction_V)
 
 
 def bound_of(value_S: Tensor, share: float, images: int) -> float:
-    """The value above which lies this share of all the images, of which these are one class's."""
-    count = round(share * images)
+    """The value above which lies this share of all the images, of which these are one class's; at
+    most ``MAX_OF_CLASS`` of the class.
+    """
+    count = min(round(share * images), int(MAX_OF_CLASS * len(value_S)))
     return float(value_S.sort(descending=True).values[count])
+
+
+def in_levels(x_NCHW: Tensor) -> Tensor:
+    """Images as any service takes them: within 0 and 1, in 256 steps of brightness."""
+    return (x_NCHW.clamp(0, 1) * 255).round() / 255
+
+
+def _pushed(x_NCHW: Tensor, further_N: Tensor, push_CHW: Tensor) -> Tensor:
+    return in_levels(x_NCHW + further_N[:, None, None, None] * push_CHW)
 
 
 def _components(x_ND: Tensor) -> tuple[Tensor, Tensor]:
