@@ -30,7 +30,7 @@ from dfme.data import load_dataset
 from dfme.nets import build_net
 from dfme.queries.programs import ProceduralImages
 from dfme.spec import ImageSpec, Shape
-from dfme.teachers.owner.marking.rule import Images
+from dfme.teachers.owner.marking.rule import LabelledImages as Images
 from research import marking
 from research.marking import Marking, Rehearsal, learn, top
 from research.script import reported

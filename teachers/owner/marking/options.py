@@ -45,7 +45,7 @@ class MarkConfig:
     """your images with labels: the training part teaches, the test part scores"""
 
 
-class Tools(NamedTuple):
+class MarkTools(NamedTuple):
     """What the auditor's side lends to the owner who marks a model.
 
     ``augment``: images turned and moved a little, by a generator. ``e_value``: how much likelier so

@@ -22,7 +22,7 @@ MAX_RESULT = 1_000_000  # bytes
 
 ShareOf = Annotated[float, Field(ge=0, le=1)]
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-Outcome = Literal["holds", "does not hold", "costs too much"]
+MarkOutcome = Literal["holds", "does not hold", "costs too much"]
 
 NOT_SHOWN = (
     "Not shown: who labels some 500 images himself, or leaves out the labels that a second copy "
@@ -65,7 +65,7 @@ class CopyResult:
 
 @with_config(FORM)
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class RehearsedRule:
     """Of one rule: the share of marks that a rehearsal copy repeats, and the most that an innocent
     does.
     """
@@ -84,7 +84,7 @@ class MarkResult:
 
     schema: Literal["dfme.mark/1"] = "dfme.mark/1"
     dfme: str
-    outcome: Outcome
+    outcome: MarkOutcome
     accuracy_before: Accuracy
     accuracy_after: Accuracy
     constant: ShareOf
@@ -92,7 +92,7 @@ class MarkResult:
     worst_class: float
     share: ShareOf
     changed: ShareOf
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[RehearsedRule, ...]
     marks: int
     controls: int
     owner: ShareOf
