@@ -35,17 +35,29 @@ class Judge:
         return CopyResult(marks=repeated, controls=anyway, p_null=p_null, e_value=e_value)
 
 
+MIN_OWNER = 0.9
+"""Share of the marks that the marked model has to answer as marked itself, ..."""
+MAX_OWNER_CONTROLS = 0.1
+"""... and of the controls that it may: else ``verify`` does not ask them."""
+
+
 @dataclass(frozen=True)
 class Judged:
-    """What a last copy of the marked model came to, and one of the unmarked model; ``owner``: the
-    share of marks that the marked model itself answers as marked.
+    """What a last copy of the marked model came to, and one of the unmarked model; ``owner`` and
+    ``owner_controls``: the shares that the marked model itself answers as marked.
     """
 
     marks_MCHW: Tensor
     controls_NCHW: Tensor
     owner: float
+    owner_controls: float
     copy: CopyResult
     unmarked_copy: CopyResult
+
+    def holds(self, sure: float) -> bool:
+        """Whether ``verify`` can be sure of a copy by this mark, from this e-value on."""
+        usable = self.owner >= MIN_OWNER and self.owner_controls <= MAX_OWNER_CONTROLS
+        return usable and self.copy.e_value >= sure > self.unmarked_copy.e_value
 
 
 def share_answered(net: nn.Module, x_NCHW: Tensor, target: int) -> float:

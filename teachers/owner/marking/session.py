@@ -185,7 +185,7 @@ class _Session:
         owner, rule, fits = self._taught(rule, unmarked, before)
         after = answers(owner, subject.test.x_NCHW)
         outcome = self._judged(rule, owner, unmarked, innocent) if fits else None
-        holds = outcome is not None and outcome.copy.e_value >= self.tools.sure
+        holds = outcome is not None and outcome.holds(self.tools.sure)
         key_sha256 = None
         model_sha256 = None
         accuracy = share_right(after, subject.test.classes_N)
@@ -355,6 +355,7 @@ class _Session:
             marks_MCHW,
             controls_NCHW,
             share_answered(owner, marks_MCHW, rule.target),
+            share_answered(owner, controls_NCHW, rule.target),
             judge.result(marked_copy, [*innocents, plain_copy]),
             judge.result(plain_copy, innocents),
         )
