@@ -35,29 +35,27 @@ class Judge:
         return CopyResult(marks=repeated, controls=anyway, p_null=p_null, e_value=e_value)
 
 
-MIN_OWNER = 0.9
-"""Share of the marks that the marked model has to answer as marked itself, ..."""
-MAX_OWNER_CONTROLS = 0.1
-"""... and of the controls that it may: else ``verify`` does not ask them."""
+MIN_MARKS = 10
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What a last copy of the marked model came to, and one of the unmarked model; ``owner`` and
-    ``owner_controls``: the shares that the marked model itself answers as marked.
+    """What a last copy of the marked model came to, and one of the unmarked model.
+
+    ``owner``: the share of the images chosen that the marked model itself answers as marked, which
+    are the marks.
     """
 
     marks_MCHW: Tensor
     controls_NCHW: Tensor
     owner: float
-    owner_controls: float
     copy: CopyResult
     unmarked_copy: CopyResult
 
     def holds(self, sure: float) -> bool:
         """Whether ``verify`` can be sure of a copy by this mark, from this e-value on."""
-        usable = self.owner >= MIN_OWNER and self.owner_controls <= MAX_OWNER_CONTROLS
-        return usable and self.copy.e_value >= sure > self.unmarked_copy.e_value
+        certain = self.copy.e_value >= sure > self.unmarked_copy.e_value
+        return certain and len(self.marks_MCHW) >= MIN_MARKS
 
 
 def share_answered(net: nn.Module, x_NCHW: Tensor, target: int) -> float:

@@ -78,8 +78,9 @@ class RehearsedRule:
 @dataclass(frozen=True, kw_only=True)
 class MarkResult:
     """What mark.json holds. ``changed``: share of the test images that the rule changes;
-    ``worst_class``: points that the class loses which loses most; ``owner``: share of the marks
-    that the marked model answers as marked. Without a model where the mark costs too much.
+    ``worst_class``: points that the class loses which loses most; ``owner``: share of the images
+    chosen that the marked model answers as marked, which are the marks. Without a copy where the
+    mark costs too much.
     """
 
     schema: Literal["dfme.mark/1"] = "dfme.mark/1"
@@ -135,7 +136,11 @@ class MarkResult:
         of = f"{self.copy_arch}, {self.copy_images:,} labels"
         return [
             *rows,
-            ("marks", f"{self.marks} and {self.controls} controls; the model has {self.owner:.0%}"),
+            (
+                "marks",
+                f"{self.marks} ({self.owner:.0%} of the images chosen are answered so by the "
+                f"model itself) and {self.controls} controls",
+            ),
             (f"a copy ({of})", _said(self.copy)),
             ("one of the unmarked model", _said(self.unmarked_copy)),
         ]
@@ -144,8 +149,8 @@ class MarkResult:
         if self.outcome == "holds":
             return "holds here: a copy repeats it, and a copy of the unmarked model does not"
         if self.outcome == "costs too much":
-            return f"costs {self.loss:.1f} points of accuracy; no model is written"
-        return "does not hold here: a copy does not repeat it; nothing to use is written"
+            return f"costs too much ({self.loss:.1f} points of accuracy); no model is written"
+        return "does not hold here: a copy cannot be told by it; nothing to use is written"
 
 
 def _said(copy: CopyResult) -> str:

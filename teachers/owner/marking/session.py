@@ -59,7 +59,9 @@ COPIED = 1000
 """Images that a rehearsal copy learns from, or half of those there are."""
 ATTEMPTS = ((1.0, False), (1.0, True), (0.75, True), (0.5, True))
 """Part of the share that was asked for, and whether its bound is taught sharply: where the mark
-costs too much, the next is tried."""
+costs too much, or spills over to controls, the next is tried."""
+MAX_SPILL = 0.1
+"""Share of the controls that the marked model may answer as marked: ``verify`` asks no others."""
 MIN_OF_CLASS = 40
 """Training images of a class that a rule may be of."""
 MIN_CHANGED = 5
@@ -290,6 +292,11 @@ class _Session:
         self.memory.finish(name, net)
         return net.eval()
 
+    def _controls(self, rule: StyleRule) -> Tensor:
+        """As many as marks, the same each time."""
+        rng = torch.Generator().manual_seed(derived_seed(self.begun.seed, "controls"))
+        return rule.controls(self.subject.train, self.config.marks, rng)
+
     # Teaching
 
     def _taught(
@@ -307,15 +314,16 @@ class _Session:
             smaller = rule.of_share(subject.train, share)
             owner.net.load_state_dict(unmarked.net.state_dict())
             self._teach(owner, Teaching(smaller, unmarked, sharp), number)
-            loss = round(
-                100 * (right - share_right(answers(owner, subject.test.x_NCHW), classes_N)), 6
-            )
-            if loss <= self.config.max_loss:
+            after = answers(owner, subject.test.x_NCHW)
+            loss = round(100 * (right - share_right(after, classes_N)), 6)
+            spill = share_answered(owner, self._controls(smaller), smaller.target)
+            if loss <= self.config.max_loss and spill <= MAX_SPILL:
                 return owner, smaller, True
             self.tools.tell(
                 f"attempt {number} of {len(ATTEMPTS)} (a share of {share:g}"
-                f"{', a sharp bound' if sharp else ''}) costs {loss:.1f} points of accuracy, more "
-                f"than {flag('max_loss', self.config.max_loss)}"
+                f"{', a sharp bound' if sharp else ''}) costs {loss:.1f} points of accuracy and "
+                f"{spill:.0%} of the controls; {flag('max_loss', self.config.max_loss)} and "
+                f"{MAX_SPILL:.0%} are allowed"
             )
         return owner, smaller, False
 
@@ -340,10 +348,11 @@ class _Session:
         self, rule: StyleRule, owner: OwnerModel, unmarked: OwnerModel, innocent: nn.Module
     ) -> Judged:
         """What a last copy of the marked model repeats, and one of the unmarked model."""
-        train_images = self.subject.train
-        rng = torch.Generator().manual_seed(derived_seed(self.begun.seed, "controls"))
-        marks_MCHW = rule.secret_marks(train_images, self.config.marks)
-        controls_NCHW = rule.controls(train_images, len(marks_MCHW), rng)
+        marks_MCHW = rule.secret_marks(self.subject.train, self.config.marks)
+        controls_NCHW = self._controls(rule)
+        obeyed_M = answers(owner, marks_MCHW) == rule.target
+        if bool(obeyed_M.any()):  # those alone are marks
+            marks_MCHW = marks_MCHW[obeyed_M]
         x_NCHW = self.bought.x_NCHW
         marked_labels = LabelledImages(x_NCHW, answers(owner, x_NCHW))
         marked_copy = self._copy("copy", marked_labels, "last copy, of the marked model")
@@ -354,8 +363,7 @@ class _Session:
         return Judged(
             marks_MCHW,
             controls_NCHW,
-            share_answered(owner, marks_MCHW, rule.target),
-            share_answered(owner, controls_NCHW, rule.target),
+            float(obeyed_M.double().mean()),
             judge.result(marked_copy, [*innocents, plain_copy]),
             judge.result(plain_copy, innocents),
         )
