@@ -198,8 +198,8 @@ def mark(
                 subject = _subject(job, tools.tell)
             else:
                 directory.write_config(_settings(config, job))
-            tools.tell(f"if stopped, go on with:\n  {resume_command(directory.path, job, 'mark')}")
-            return directory.path, mark_model(subject, config, directory.path, tools)
+            again = resume_command(directory.path, job, "mark")
+            return directory.path, mark_model(subject, config, directory.path, tools, again)
         except DfmeError:
             directory.is_new_run = not (directory.path / "state").exists()
             raise

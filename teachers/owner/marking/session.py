@@ -71,8 +71,11 @@ TIMED_STEPS = 5
 PLAN = "plan"
 
 
-def mark(subject: Subject, config: MarkConfig, folder: Path, tools: MarkTools) -> MarkResult:
+def mark(
+    subject: Subject, config: MarkConfig, folder: Path, tools: MarkTools, again: str
+) -> MarkResult:
     """Mark the model of ``subject``, and write what there is to use of it into ``folder``.
+    ``again``: the command that goes on.
 
     A marking that was interrupted goes on where it was. UserError for what cannot be marked, or not
     in the time that is given.
@@ -88,7 +91,7 @@ def mark(subject: Subject, config: MarkConfig, folder: Path, tools: MarkTools) -
         f"{begun.plan.candidates} rules are rehearsed by copies ({subject.arch}, "
         f"{begun.plan.copy_steps:,} steps each), and the model is taught one in "
         f"{begun.plan.teach_steps:,}: about {tools.duration(seconds)} on this machine, more if the "
-        "mark costs too much at first"
+        f"mark costs too much at first; if stopped, go on with:\n  {again}"
     )
     session = _Session(subject, config, memory, begun, tools, MarkProgress(seconds, tools), pace)
     result = session.run(folder, time.monotonic() - began)
@@ -211,8 +214,8 @@ class _Session:
             constant=int(subject.test.classes_N.bincount().max()) / tests,
             test_images=tests,
             worst_class=worst_class(before, after, subject.test.classes_N),
-            share=float(rule.changed(subject.train).float().mean()),
-            changed=float(rule.changed(subject.test).float().mean()),
+            share=float(rule.changed(subject.train).double().mean()),
+            changed=float(rule.changed(subject.test).double().mean()),
             candidates=tuple(candidates),
             marks=len(outcome.marks_MCHW) if outcome else 0,
             controls=len(outcome.controls_NCHW) if outcome else 0,
