@@ -180,7 +180,7 @@ def mark(
     """
     from dfme.run.directory import RunDirectory
     from dfme.run.job import resume_command
-    from dfme.teachers.owner.marking.result import read_result
+    from dfme.teachers.owner.marking.session import finished
     from dfme.teachers.owner.marking.session import mark as mark_model
 
     job = job_of(teacher, options, config.device, config.evaluation)
@@ -190,7 +190,7 @@ def mark(
         subject = _subject(job, tools.tell)
         directory = RunDirectory.create(Path(config.out or RunDirectory.free_name(MARKED)))
     with directory:
-        result = read_result(directory.path)
+        result = finished(directory.path)
         if result is not None:
             return directory.path, result
         try:

@@ -171,7 +171,10 @@ def test_one_that_is_interrupted_comes_to_the_same_bytes(
         codes.append(run("mark --resume --out cut"))
     assert codes == [130, 130, 0]
     assert digests(task / "cut") == digests(task / "whole")
+    (task / "cut/state").mkdir()
+    (task / "cut/state/rule1.safetensors").write_bytes(b"left by a kill at the very end")
     assert run("mark --resume --out cut") == 0, "one that is done is only read"
+    assert not (task / "cut/state").exists()
 
 
 def test_a_mark_that_costs_too_much_leaves_no_model(

@@ -87,7 +87,7 @@ class Style:
     @classmethod
     def of(cls, x_NCHW: Tensor) -> "Style":
         mean_D = x_NCHW.flatten(1).mean(0)
-        variance_D, axes_DD = _components(x_NCHW.flatten(1).double())
+        variance_D, axes_DD = _components(x_NCHW.flatten(1))
         deviation_V = variance_D[-VARIATIONS:].clamp(min=1e-12).sqrt()
         axes_DV = axes_DD[:, -VARIATIONS:]
         axes_DV = axes_DV * axes_DV.sum(0).sign()  # eigenvectors have no sign of their own
@@ -209,10 +209,10 @@ def _pushed(x_NCHW: Tensor, further_N: Tensor, push_CHW: Tensor) -> Tensor:
 def _components(x_ND: Tensor) -> tuple[Tensor, Tensor]:
     """Variances in rising order and the principal axes (columns) of images as rows."""
     if x_ND.shape[1] <= MAX_DIRECT:
-        variance_D, axes_DD = torch.linalg.eigh(x_ND.T.cov())
+        variance_D, axes_DD = torch.linalg.eigh(x_ND.double().T.cov())
         return variance_D, axes_DD
-    x_ND = x_ND[:MAX_SPANNING]
-    x_ND = x_ND - x_ND.mean(0)
+    x_ND = x_ND[:MAX_SPANNING].double()
+    x_ND -= x_ND.mean(0)
     variance_N, weights_NN = torch.linalg.eigh(x_ND @ x_ND.T / (len(x_ND) - 1))
     axes_DN = x_ND.T @ weights_NN[:, -VARIATIONS:]
     return variance_N[-VARIATIONS:], functional.normalize(axes_DN, dim=0)

@@ -48,6 +48,7 @@ from dfme.teachers.owner.marking.result import (
     MarkOutcome,
     MarkResult,
     RehearsedRule,
+    read_result,
     write_result,
 )
 from dfme.teachers.owner.marking.rule import LabelledImages, StyleRule, rule_between
@@ -100,9 +101,19 @@ def mark(
     return result
 
 
+def finished(folder: Path) -> MarkResult | None:
+    """What a marking that is done came to; None for another. Nothing secret that it needed is
+    left.
+    """
+    result = read_result(folder)
+    if result is not None:
+        Memory(folder).clear()
+    return result
+
+
 @dataclass(frozen=True)
 class _Begun:
-    """What a marking was begun with: its seed, maybe a secret one, its plan, seconds so far."""
+    """What a marking was begun with: its seed, maybe a secret one, and its plan."""
 
     seed: int
     plan: Plan
