@@ -125,3 +125,19 @@ def reference_problems(references: Sequence[str]) -> Iterator[Problem]:
         )
     for path in references:
         yield from file_problems("references", path)
+
+
+def recognition_problems(
+    references: Sequence[str], marks: str | None, kind: str
+) -> Iterator[Problem]:
+    """Problems with what an audit's copies are to be recognised by; ``kind``: of its teacher."""
+    if references and kind != "torch":
+        yield Problem(
+            "references", "expected none: only copies of a --teacher.checkpoint can be recognised"
+        )
+    elif references:
+        yield from reference_problems(references)
+    if marks is not None:
+        yield from file_problems("marks", marks)
+        if not references:
+            yield Problem("marks", "expected --references beside it, as run.py verify takes them")
