@@ -17,7 +17,7 @@ from dfme.config.settings import EvaluationConfig, ExtractConfig, Job
 from dfme.config.values import CONFIG, Basic, Device, Images, Seed, narrowed
 from dfme.errors import Problem
 from dfme.methods import METHODS
-from dfme.owner_side import check_teacher
+from dfme.owner_side import check_teacher, load_marks
 from dfme.run.checks import evaluation_problems, file_problems, fresh_directory_problems
 
 
@@ -79,12 +79,13 @@ def run(words: Sequence[str]) -> int:
         narrowed(ExtractConfig, config), teacher, options, "static", METHODS["static"].config()
     )
     from dfme.audits.verify.case import ServedLog
+    from dfme.audits.verify.marks import KeyFile
     from dfme.audits.verify.session import verify
 
     paths = [Path(name) for name in (config.model, *config.references)]
     record = config.record and str(Path(config.record).absolute())
     log = ServedLog(record, config.account, config.watermark) if record else None
-    marks = Path(config.marks).expanduser() if config.marks else None
+    marks = KeyFile(Path(config.marks), load_marks(config.marks)) if config.marks else None
     result = verify(job, paths, tell, log, marks)
     files = f"{result['directory']}: verify.md, verify.json"
     print("\n\n".join(map(printable, [*sentences(result), files])))

@@ -162,7 +162,7 @@ def forecast(
     if config.references and rehearsal:
         case_of(plan.job, config.references, lambda line: None)
         if config.marks:
-            require_marked(plan)
+            require_marked(plan, owner)
     return expected
 
 

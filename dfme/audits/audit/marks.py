@@ -11,8 +11,9 @@ from dfme.audits.audit.document import cached
 from dfme.audits.audit.fidelity import ExaminedCell
 from dfme.audits.audit.parts import MarkedCopies, MarkRecognition
 from dfme.audits.audit.plan import AuditPlan
+from dfme.audits.owner import Owner
 from dfme.audits.verify.evidence import MarkEvidence
-from dfme.audits.verify.marks import MAX_ASKED, MarkCase
+from dfme.audits.verify.marks import MAX_ASKED, KeyFile, MarkCase
 from dfme.compute.device import choose_device, ieee_fp32, within_memory
 from dfme.run.build import white_box
 from dfme.run.scores import scores
@@ -21,31 +22,32 @@ from dfme.run.student_file import load_student_of_run
 Tell = Callable[[str], None]
 
 
-class _Tested(NamedTuple):
+class _AskedMarks(NamedTuple):
     cell: ExaminedCell
     seen: MarkEvidence
 
 
-def case_of(plan: AuditPlan, tell: Tell) -> MarkCase:
+def case_of(plan: AuditPlan, owner: Owner, tell: Tell) -> MarkCase:
     """The audited model, which has to be the marked one, beside the references, and the key."""
+    file = str(plan.config.marks)
     checkpoint = plan.job.teacher_options["checkpoint"]
     paths = [Path(path) for path in (checkpoint, *plan.config.references)]
-    key = Path(plan.config.marks or "").expanduser()
+    key = KeyFile(Path(file), owner.marks(file))
     return MarkCase(plan.job, white_box(plan.job), paths, tell, key)
 
 
-def require_marked(plan: AuditPlan) -> None:
+def require_marked(plan: AuditPlan, owner: Owner) -> None:
     """UserError for a key that is not of the audited model, or references that tell nothing."""
-    case_of(plan, lambda line: None).choose(MAX_ASKED, None)
+    case_of(plan, owner, lambda line: None).choose(MAX_ASKED, None)
 
 
 def recognised_by_marks(
-    plan: AuditPlan, cells: Sequence[ExaminedCell], tell: Tell
+    plan: AuditPlan, owner: Owner, cells: Sequence[ExaminedCell], tell: Tell
 ) -> MarkRecognition:
     """The test of every copy of an audit by the marks, or what is on file of it. UserError where
     they tell nothing.
     """
-    case = case_of(plan, tell)
+    case = case_of(plan, owner, tell)
     key = [case.digest, *plan.config.references, *(cell.name for cell in cells)]
     ask = partial(_recognise, plan, case, cells)
     return cached(plan.out / "examined" / "marks.json", MarkRecognition, key, ask)
@@ -53,7 +55,7 @@ def recognised_by_marks(
 
 def _recognise(plan: AuditPlan, case: MarkCase, cells: Sequence[ExaminedCell]) -> MarkRecognition:
     device = choose_device(plan.job.config.device)
-    tests = list[_Tested]()
+    tests = list[_AskedMarks]()
     with within_memory(device), ieee_fp32():
         files = (cell.directory / "student.safetensors" for cell in cells)
         nets: list[Any] = [load_student_of_run(file).to(device) for file in files]
@@ -61,7 +63,7 @@ def _recognise(plan: AuditPlan, case: MarkCase, cells: Sequence[ExaminedCell]) -
         for cell, net in zip(cells, nets, strict=True):
             ask = case.answer(net.spec, case.names, partial(scores, net))
             answers = [(ask(probes.images), probes.expected)]
-            tests.append(_Tested(cell, case.weigh(answers, facts["p_reference"])))
+            tests.append(_AskedMarks(cell, case.weigh(answers, facts["p_reference"])))
     references = [row["repeated"] / row["asked"] for row in facts["references"]]
     seen = tests[0].seen
     return MarkRecognition(
@@ -75,9 +77,9 @@ def _recognise(plan: AuditPlan, case: MarkCase, cells: Sequence[ExaminedCell]) -
     )
 
 
-def _rows(tests: Iterable[_Tested]) -> list[MarkedCopies]:
+def _rows(tests: Iterable[_AskedMarks]) -> list[MarkedCopies]:
     """Each attacker's copies over seeds."""
-    copies = dict[tuple[str, str], list[_Tested]]()
+    copies = dict[tuple[str, str], list[_AskedMarks]]()
     for test in tests:
         copies.setdefault((test.cell.row, test.cell.mode), []).append(test)
     return [
@@ -102,7 +104,7 @@ def _controls(seen: MarkEvidence) -> float:
     return seen.controls_repeated / seen.controls
 
 
-def _text(tests: Sequence[_Tested], reference: float) -> str:
+def _text(tests: Sequence[_AskedMarks], reference: float) -> str:
     """Would you recognise the copy, with the mark?"""
     repeated = [_repeated(test.seen) for test in tests]
     most = max(_controls(test.seen) for test in tests)

@@ -332,7 +332,7 @@ class Audit:
         if config.marks:
             from dfme.audits.audit.marks import recognised_by_marks
 
-            by_marks = partial(recognised_by_marks, plan, cells, self._line.note)
+            by_marks = partial(recognised_by_marks, plan, self._owner, cells, self._line.note)
             what = "whether you would by a mark"
             self._measured.marks = self._measured.tried(what, by_marks)
 

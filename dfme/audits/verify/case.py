@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dfme.audits.verify.evidence import Evidence, follow
-from dfme.audits.verify.models import Answers, Figures, Models, Tell, digest_of
+from dfme.audits.verify.models import Classified, Models, Tell, Told, digest_of
 from dfme.audits.verify.probes import Probes, choose, find_mistakes, left_out, p_reference
 from dfme.config.settings import Job
 from dfme.errors import UserError
@@ -72,14 +72,14 @@ class Case(Models):
         self.inputs = self._checked_inputs(images)
 
     @property
-    def settings(self) -> Figures:
+    def settings(self) -> Told:
         return self.log._asdict() if self.log else {}
 
     @property
     def _class_names(self) -> Sequence[str]:
         return self._data.class_names or ()
 
-    def choose(self, most: int, levels: int | None) -> tuple[Probes, Figures]:
+    def choose(self, most: int, levels: int | None) -> tuple[Probes, Told]:
         wrong = "was made to answer wrongly" if self.log else "gets wrong"
         self._tell(f"looking for images that your model {wrong}, and the references not as it does")
         rng = self._rng()
@@ -101,6 +101,6 @@ class Case(Models):
         references = {"marked": self.log is not None, "p_reference": share, "references": rows}
         return Probes(mistakes.images[at], mistakes.expected_N[at]), references
 
-    def judge(self, answers: Answers, references: Figures) -> Figures:
+    def judge(self, answers: Classified, references: Told) -> Told:
         matches = ((class_B == expected_B).tolist() for class_B, expected_B in answers)
         return {**references, **follow(matches, references["p_reference"]).told, "marks": None}

@@ -3,17 +3,17 @@
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from dfme.audits.owner import KeyOfMarks
 from dfme.audits.verify.evidence import MarkEvidence, share
-from dfme.audits.verify.models import SECRET, Answers, Figures, Models, Tell
+from dfme.audits.verify.models import SECRET, Classified, Models, Tell, Told
 from dfme.audits.verify.probes import Answer, Probes
 from dfme.config.settings import Job
 from dfme.errors import OptionError, UserError
 from dfme.files import open_file
-from dfme.owner_side import load_marks
 from dfme.run.scores import batches
 from dfme.spec import ImageSpec
 
@@ -23,6 +23,13 @@ MIN_MARKED = 0.9
 """Share of the marks that the marked model itself answers as marked, at least."""
 MAX_CONTROLS = 0.1
 """Share of the controls that it answers so, at most."""
+
+
+class KeyFile(NamedTuple):
+    """A key, and where it lies."""
+
+    path: Path
+    key: KeyOfMarks
 
 
 class MarkCase(Models):
@@ -35,20 +42,21 @@ class MarkCase(Models):
     source = "marks"
     modes = SECRET
 
-    def __init__(self, job: Job, model: Any, paths: Sequence[Path], tell: Tell, key: Path) -> None:
+    def __init__(
+        self, job: Job, model: Any, paths: Sequence[Path], tell: Tell, file: KeyFile
+    ) -> None:
         super().__init__(job, model, paths[1:], tell)
-        self._path = key
-        self._key = load_marks(str(key))
+        (self._path, self._key) = file
         self.digest = self._key.digest
         self._require_fit(model)
         self._warn_of_another_file(paths[0].expanduser())
         self.inputs = self._checked_inputs(self.digest)
 
     @property
-    def settings(self) -> Figures:
+    def settings(self) -> Told:
         return {"marks": str(self._path.absolute())}
 
-    def choose(self, most: int, levels: int | None) -> tuple[Probes, Figures]:
+    def choose(self, most: int, levels: int | None) -> tuple[Probes, Told]:
         """All marks and controls in a random order. UserError where not all may be asked, and where
         the model does not answer them as a marked one does.
         """
@@ -69,7 +77,7 @@ class MarkCase(Models):
         self._require_marked(model)
         return probes, self._compared(others)
 
-    def judge(self, answers: Answers, references: Figures) -> Figures:
+    def judge(self, answers: Classified, references: Told) -> Told:
         seen = self.weigh(answers, references["p_reference"])
         evidence = seen.evidence
         return {
@@ -83,7 +91,7 @@ class MarkCase(Models):
             "marks": {**seen.told, "key": self.digest},
         }
 
-    def weigh(self, answers: Answers, p_reference: float) -> MarkEvidence:
+    def weigh(self, answers: Classified, p_reference: float) -> MarkEvidence:
         """Evidence of all answers. An image whose expected answer is that of the rule is a mark."""
         (asked, repeated, controls, controls_repeated) = (0, 0, 0, 0)
         for class_B, expected_B in answers:
@@ -112,7 +120,7 @@ class MarkCase(Models):
         class_N = torch.cat([classes(x_BCHW) for x_BCHW in batches(probes.images)])
         return self.weigh([(class_N, probes.expected)], 0.0)
 
-    def _compared(self, seen: Sequence[MarkEvidence]) -> Figures:
+    def _compared(self, seen: Sequence[MarkEvidence]) -> Told:
         """What the references come to, each beside the others. UserError if all marks repeated
         would tell nothing.
         """

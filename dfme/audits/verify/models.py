@@ -30,9 +30,9 @@ SECRET = (0o600, 0o700)
 """Modes of a file and of a folder, but for what the umask takes away."""
 
 Tell = Callable[[str], None]
-Answers = Iterable[tuple[Tensor, Tensor]]
+Classified = Iterable[tuple[Tensor, Tensor]]
 """By batches, of the images that were given a class: that class, and the expected one, (B,)."""
-Figures = dict[str, Any]
+Told = dict[str, Any]
 
 
 class Models(ABC):
@@ -56,17 +56,17 @@ class Models(ABC):
         self.names: tuple[str, ...] = model.info.class_names or ()
 
     @abstractmethod
-    def choose(self, most: int, levels: int | None) -> tuple[Probes, Figures]:
+    def choose(self, most: int, levels: int | None) -> tuple[Probes, Told]:
         """Probes, quantised to so many levels, and what the references come to. UserError where no
         answers to them could tell anything.
         """
 
     @abstractmethod
-    def judge(self, answers: Answers, references: Figures) -> Figures:
+    def judge(self, answers: Classified, references: Told) -> Told:
         """The figures of a verdict, and those of the references."""
 
     @property
-    def settings(self) -> Figures:
+    def settings(self) -> Told:
         """Options that say where the images come from, for config.yaml."""
         return {}
 
@@ -119,13 +119,13 @@ class Models(ABC):
         pairs = zip(names, recorded, self.inputs, strict=True)
         return list(dict.fromkeys(name for name, before, now in pairs if before != now))
 
-    def save(self, folder: Path, chosen: tuple[Probes, Figures]) -> None:
+    def save(self, folder: Path, chosen: tuple[Probes, Told]) -> None:
         """Put probes on file, with what the references came to."""
         probes, references = chosen
         content = {"inputs": self.inputs, "found": json.dumps(references), **probes._asdict()}
         save_checkpoint(folder / PROBES, content, self.modes[0])
 
-    def load(self, folder: Path) -> tuple[Probes, Figures, list[str]]:
+    def load(self, folder: Path) -> tuple[Probes, Told, list[str]]:
         """The probes on file, what the references came to, and the options that ``changed``."""
         path = folder / PROBES
         with explain_load_errors(path):

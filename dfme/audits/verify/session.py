@@ -15,8 +15,8 @@ from dfme.answers.reading import NO_ANSWER
 from dfme.audits.audit.examine import open_twin
 from dfme.audits.verify.case import Case, ServedLog
 from dfme.audits.verify.evidence import BATCH, sentences
-from dfme.audits.verify.marks import MarkCase
-from dfme.audits.verify.models import PROBES, Answers, Figures, Models, Tell, digest_of
+from dfme.audits.verify.marks import KeyFile, MarkCase
+from dfme.audits.verify.models import PROBES, Classified, Models, Tell, Told, digest_of
 from dfme.audits.verify.probes import Answer, Probes
 from dfme.compute.device import choose_device
 from dfme.compute.modules import DeferredChecks
@@ -40,13 +40,13 @@ def verify(
     paths: Sequence[Path],
     tell: Tell,
     log: ServedLog | None = None,
-    marks: Path | None = None,
+    marks: KeyFile | None = None,
 ) -> dict[str, Any]:
     """Ask the job's teacher, the suspect; what verify.json holds. ``paths``: weights, the owner's
     first.
 
     ``log``: what the owner's service marked in it is asked, in place of what the owner's model gets
-    wrong; ``marks``: so are the images of this key. UserError for what cannot work, before the
+    wrong; ``marks``: so are the images of a key. UserError for what cannot work, before the
     suspect is asked; TeacherError where it fails for good.
     """
     with ExitStack() as held:
@@ -89,7 +89,7 @@ def verify(
     return result
 
 
-def _loaded(case: Models, directory: RunDirectory) -> tuple[Probes, Figures]:
+def _loaded(case: Models, directory: RunDirectory) -> tuple[Probes, Told]:
     """The probes on file, and what the references came to. UserError if those of other inputs."""
     probes, references, changed = case.load(directory.path)
     if changed:
@@ -174,7 +174,7 @@ def _other_values(directory: RunDirectory, keys: Sequence[str]) -> UserError:
     )
 
 
-def _answers(oracle: Oracle, classes: Answer, probes: Probes) -> Answers:
+def _answers(oracle: Oracle, classes: Answer, probes: Probes) -> Classified:
     """The suspect's classes and the expected ones, batch by batch, up to the budget, of the images
     that are given a class.
     """
