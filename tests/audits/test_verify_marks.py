@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from command_line import one_line, run
+from handmade import cells_here
 from marked import CONTROLS, MARKS, SOURCE, TARGET, Marked, answers, images, marked, taught
 
 from dfme.audits.verify.evidence import MarkEvidence
@@ -54,6 +55,7 @@ class Suspect:
         labels = torch.tensor([self.known[x.numpy().tobytes()] for x in images])
         return torch.nn.functional.one_hot(labels, 10).float()
 """
+DIGITS = "teachers/checkpoints/digits.safetensors"
 NONE = Fraction(1, 102)
 """The smallest share of 50 images: none, as (0 + 1/2) / (50 + 1)."""
 
@@ -342,3 +344,55 @@ def test_a_key_that_does_not_fit_is_one_line_before_any_query(
         assert message in one_line(capsys), change
     assert not Path("found").exists()
     assert not Path("log").exists()
+
+
+# In an audit
+
+
+@pytest.mark.integration
+def test_an_audit_asks_its_copies_the_marks_and_says_what_verify_says(
+    of: Marked, here: Path, capsys: Any
+) -> None:
+    references = ",".join(map(str, of.references))
+    few = (
+        f"audit --teacher.checkpoint {of.model} --label-modes label --student.arch cnn_small"
+        " --evaluation.dataset digits --defences none --teacher.watch labels --twin none"
+        f" --transfer false --evaluation.points 2 --budget 100 --references {references}"
+    )
+    for words, message in (
+        (f"{few} --marks gone.key", "--marks: expected a file, but 'gone.key' does not exist"),
+        (
+            few.replace(f"--references {references}", f"--marks {of.key}"),
+            "--marks: expected --references beside it",
+        ),
+        (f"{few} --marks {of.model}", "expected the key of a mark (dfme.marks/1)"),
+        (
+            few.replace(f"checkpoint {of.model}", f"checkpoint {PROJECT}/{DIGITS}")
+            + f" --marks {of.key}",
+            "is not of this model, which answers",
+        ),
+    ):
+        assert run(f"{words} --out not") == 2, words
+        assert message in one_line(capsys), words
+    with cells_here():
+        assert run(f"{few} --marks {of.key} --out a") == 0
+    content = json.loads(Path("a/audit.json").read_text())
+    seen = content["marks"]
+    assert (seen["marks"], seen["controls"], seen["references"]) == (50, 50, [0.0] * 5)
+    assert seen["key"] == load_key(of.key).digest
+    for row in seen["rows"]:
+        (cell,) = row["cells"]
+        code = run(
+            f"verify a/cells/{cell}/student.safetensors {of.words}".replace(
+                "out found", f"out {cell}"
+            )
+        )
+        alone = verdict(cell)["marks"]
+        assert row["repeated"] == [alone["repeated"] / 50]
+        assert row["controls"] == [alone["controls_repeated"] / 50]
+        assert (row["e_values"], row["recognised"]) == ([alone["e_value"]], [code == 5])
+    assert len(seen["rows"]) == 2
+    assert seen["text"] in Path("a/model_card.md").read_text().replace("\n", " ")
+    on_file = json.loads(Path("a/examined/marks.json").read_text())
+    assert on_file["found"] == seen
+    assert not any("by a mark" in part["what"] for part in content["not_run"])

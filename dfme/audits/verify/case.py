@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dfme.audits.verify.evidence import Evidence, follow
-from dfme.audits.verify.models import Classified, Models, Tell, Told, digest_of
+from dfme.audits.verify.models import GivenClasses, Models, Tell, Told, digest_of
 from dfme.audits.verify.probes import Probes, choose, find_mistakes, left_out, p_reference
 from dfme.config.settings import Job
 from dfme.errors import UserError
@@ -101,6 +101,6 @@ class Case(Models):
         references = {"marked": self.log is not None, "p_reference": share, "references": rows}
         return Probes(mistakes.images[at], mistakes.expected_N[at]), references
 
-    def judge(self, answers: Classified, references: Told) -> Told:
+    def judge(self, answers: GivenClasses, references: Told) -> Told:
         matches = ((class_B == expected_B).tolist() for class_B, expected_B in answers)
         return {**references, **follow(matches, references["p_reference"]).told, "marks": None}

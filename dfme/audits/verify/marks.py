@@ -9,7 +9,7 @@ import torch
 
 from dfme.audits.owner import KeyOfMarks
 from dfme.audits.verify.evidence import MarkEvidence, share
-from dfme.audits.verify.models import SECRET, Classified, Models, Tell, Told
+from dfme.audits.verify.models import SECRET, GivenClasses, Models, Tell, Told
 from dfme.audits.verify.probes import Answer, Probes
 from dfme.config.settings import Job
 from dfme.errors import OptionError, UserError
@@ -77,7 +77,7 @@ class MarkCase(Models):
         self._require_marked(model)
         return probes, self._compared(others)
 
-    def judge(self, answers: Classified, references: Told) -> Told:
+    def judge(self, answers: GivenClasses, references: Told) -> Told:
         seen = self.weigh(answers, references["p_reference"])
         evidence = seen.evidence
         return {
@@ -91,7 +91,7 @@ class MarkCase(Models):
             "marks": {**seen.told, "key": self.digest},
         }
 
-    def weigh(self, answers: Classified, p_reference: float) -> MarkEvidence:
+    def weigh(self, answers: GivenClasses, p_reference: float) -> MarkEvidence:
         """Evidence of all answers. An image whose expected answer is that of the rule is a mark."""
         (asked, repeated, controls, controls_repeated) = (0, 0, 0, 0)
         for class_B, expected_B in answers:

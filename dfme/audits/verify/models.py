@@ -30,7 +30,7 @@ SECRET = (0o600, 0o700)
 """Modes of a file and of a folder, but for what the umask takes away."""
 
 Tell = Callable[[str], None]
-Classified = Iterable[tuple[Tensor, Tensor]]
+GivenClasses = Iterable[tuple[Tensor, Tensor]]
 """By batches, of the images that were given a class: that class, and the expected one, (B,)."""
 Told = dict[str, Any]
 
@@ -62,7 +62,7 @@ class Models(ABC):
         """
 
     @abstractmethod
-    def judge(self, answers: Classified, references: Told) -> Told:
+    def judge(self, answers: GivenClasses, references: Told) -> Told:
         """The figures of a verdict, and those of the references."""
 
     @property

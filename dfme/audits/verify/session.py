@@ -16,7 +16,7 @@ from dfme.audits.audit.examine import open_twin
 from dfme.audits.verify.case import Case, ServedLog
 from dfme.audits.verify.evidence import BATCH, sentences
 from dfme.audits.verify.marks import KeyFile, MarkCase
-from dfme.audits.verify.models import PROBES, Classified, Models, Tell, Told, digest_of
+from dfme.audits.verify.models import PROBES, GivenClasses, Models, Tell, Told, digest_of
 from dfme.audits.verify.probes import Answer, Probes
 from dfme.compute.device import choose_device
 from dfme.compute.modules import DeferredChecks
@@ -174,7 +174,7 @@ def _other_values(directory: RunDirectory, keys: Sequence[str]) -> UserError:
     )
 
 
-def _answers(oracle: Oracle, classes: Answer, probes: Probes) -> Classified:
+def _answers(oracle: Oracle, classes: Answer, probes: Probes) -> GivenClasses:
     """The suspect's classes and the expected ones, batch by batch, up to the budget, of the images
     that are given a class.
     """
