@@ -50,7 +50,7 @@ class VerifyConfig:
     """the defences as they were served, such as watermark:key_env=NAME:rate=0.005"""
     account: str | None = None
     """tag of the account whose images count, as run.py detect names it; by default all do"""
-    marks: str | None = None
+    marks: Basic[str | None] = None
     """marks.key of run.py mark, with --model the marked one: its marks and controls are asked, at
     most 100 images, not mistakes"""
 

@@ -34,8 +34,8 @@ REPEATED = (
 )
 NOT_TOLD = (
     "The figure is a likelihood, and no proof of copying. A copy of your model as it was before "
-    "it was marked does not repeat the marks, nor does one whose owner removed them by images "
-    "with labels of another source, or by the key: so few repeated marks acquit nobody."
+    "it was marked does not repeat the marks, nor does one out of which they were taken, by the "
+    "key or by images with other labels: so few repeated marks acquit nobody."
 )
 
 
