@@ -144,6 +144,19 @@ def test_who_answers_marks_and_controls_alike_is_accused_in_three_of_two_hundred
 # Whom it calls a copy
 
 
+def test_of_a_longer_key_fifty_of_either_kind_are_asked(of: Marked, here: Path) -> None:
+    key = load_key(of.key)
+    copies = {
+        "marks_MCHW": key.marks_MCHW.repeat(2, 1, 1, 1),
+        "controls_NCHW": key.controls_NCHW.repeat(3, 1, 1, 1),
+    }
+    save_key(here / "long.key", replace(key, **copies))
+    assert verify(of.words.replace(str(of.key), "long.key"), 50) == 5
+    marks = verdict()["marks"]
+    assert (marks["asked"], marks["repeated"], marks["controls"]) == (50, 50, 50)
+    assert audit(Path("found/ledger.jsonl")).spent == 100
+
+
 @pytest.mark.parametrize(
     ("repeated", "controls", "code"), [(40, 1, 5), (0, 0, 0), (50, 50, 0), (20, 18, 0)]
 )
@@ -305,7 +318,7 @@ def changed_keys(of: Marked, folder: Path) -> Iterator[tuple[str, str]]:
     for name, other, message in (
         ("swapped", swapped, "is not of this model, which answers 0 of 50 marks and 50 of 50"),
         ("target", replace(key, target=3), "is not of this model, which answers 0 of 50 marks"),
-        ("wide", replace(key, marks_MCHW=many, controls_NCHW=many), "at most 100 marks and"),
+        ("both", replace(key, marks_MCHW=many, controls_NCHW=many), "is not of this model"),
         ("classes", replace(key, classes=11), "images (1, 8, 8) and 11 classes, the model for"),
         (
             "large",

@@ -17,8 +17,9 @@ from dfme.files import open_file
 from dfme.run.scores import batches
 from dfme.spec import ImageSpec
 
-MAX_ASKED = 100
-"""Marks and controls in all: a suspect is asked every one of them."""
+MAX_MARKS = 50
+"""Marks, and as many controls, that a suspect is asked; of a key with more some, at random."""
+MAX_ASKED = 2 * MAX_MARKS
 MIN_MARKED = 0.9
 """Share of the marks that the marked model itself answers as marked, at least."""
 MAX_CONTROLS = 0.1
@@ -57,16 +58,11 @@ class MarkCase(Models):
         return {"marks": str(self._path.absolute())}
 
     def choose(self, most: int, levels: int | None) -> tuple[Probes, Told]:
-        """All marks and controls in a random order. UserError where not all may be asked, and where
-        the model does not answer them as a marked one does.
+        """Marks and controls in a random order. UserError where not all may be asked, and where the
+        model does not answer them as a marked one does.
         """
         probes = self._probes(levels)
         count = len(probes.images)
-        if count > MAX_ASKED:
-            raise UserError(
-                f"--marks {self._path}: expected at most {MAX_ASKED} marks and controls, since "
-                f"all are asked, got {count}"
-            )
         if most < count:
             need = f"expected {count} or more, for every mark and control"
             raise OptionError("budget", need, got=str(most))
@@ -105,13 +101,17 @@ class MarkCase(Models):
 
     def _probes(self, levels: int | None) -> Probes:
         """Marks and controls as they are sent, with the classes that a marked model gives them."""
+        rng = self._rng()
         key = self._key
         (low, high) = key.bounds
-        x_NCHW = torch.cat([key.marks_MCHW, key.controls_NCHW])
-        x_NCHW = ((x_NCHW - low) / (high - low)).clamp(0, 1)
+        kinds = [
+            x_NCHW[torch.randperm(len(x_NCHW), generator=rng)[:MAX_MARKS]]
+            for x_NCHW in (key.marks_MCHW, key.controls_NCHW)
+        ]
+        x_NCHW = ((torch.cat(kinds) - low) / (high - low)).clamp(0, 1)
         expected_N = torch.full((len(x_NCHW),), key.source)
-        expected_N[: len(key.marks_MCHW)] = key.target
-        order_N = torch.randperm(len(x_NCHW), generator=self._rng())
+        expected_N[: len(kinds[0])] = key.target
+        order_N = torch.randperm(len(x_NCHW), generator=rng)
         spec = ImageSpec(self._boxes[0].spec.shape, levels=levels)
         return Probes(spec.quantise(x_NCHW)[order_N], expected_N[order_N])
 
