@@ -1,6 +1,4 @@
-"""``run.py verify --marks``: its statistic by other means, whom it calls a copy, what it keeps
-secret, and what it refuses.
-"""
+"""``run.py verify --marks``: whom it calls a copy, what it keeps secret, and what it refuses."""
 
 import json
 import os
@@ -11,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
-from math import comb
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +16,8 @@ import pytest
 import torch
 from command_line import one_line, run
 from handmade import cells_here
-from marked import CONTROLS, MARKS, SOURCE, TARGET, Marked, answers, images, marked, taught
+from marked import NONE, SOURCE, TARGET, Marked, answers, images, marked, ratio, taught
 
-from dfme.audits.verify.evidence import MarkEvidence
 from dfme.config.settings import TeacherConfig
 from dfme.oracle.ledger import audit
 from dfme.run.job import PROJECT
@@ -56,8 +52,6 @@ class Suspect:
         return torch.nn.functional.one_hot(labels, 10).float()
 """
 DIGITS = "teachers/checkpoints/digits.safetensors"
-NONE = Fraction(1, 102)
-"""The smallest share of 50 images: none, as (0 + 1/2) / (50 + 1)."""
 
 
 @pytest.fixture(scope="module")
@@ -81,64 +75,6 @@ def verify(words: str, repeated: int = 0, controls: int = 0) -> int:
 def verdict(folder: str = "found") -> dict[str, Any]:
     content: dict[str, Any] = json.loads(Path(folder, "verify.json").read_text())
     return content
-
-
-# The statistic
-
-
-def ratio(repeated: int, usual: Fraction) -> Fraction:
-    """The likelihood ratio of so many of 50 marks, with the rate of a copy from the rules."""
-    copy = max(Fraction(1, 2), min(usual + Fraction(1, 10), (1 + usual) / 2))
-    return (copy / usual) ** repeated * ((1 - copy) / (1 - usual)) ** (MARKS - repeated)
-
-
-@pytest.mark.parametrize(
-    ("repeated", "controls", "usual", "sure"),
-    [
-        (40, 0, NONE, True),
-        (8, 0, NONE, False),  # 9 of 50 are the fewest
-        (9, 0, NONE, True),
-        (0, 0, NONE, False),  # an innocent
-        (50, 50, Fraction(101, 102), False),  # one answer to everything
-        (40, 5, Fraction(11, 102), True),
-        (25, 20, Fraction(41, 102), False),  # it calls much of that class so
-    ],
-)
-def test_the_evidence_is_arithmetic(
-    repeated: int, controls: int, usual: Fraction, sure: bool
-) -> None:
-    seen = MarkEvidence(MARKS, repeated, CONTROLS, controls, float(NONE))
-    assert seen.p_null == pytest.approx(float(usual))
-    assert seen.told["e_value"] == pytest.approx(float(ratio(repeated, usual)))
-    assert (seen.told["sure"], ratio(repeated, usual) >= 100) == (sure, sure)
-
-
-def test_the_references_count_where_they_repeat_more_than_the_suspect_s_controls() -> None:
-    reference = Fraction(21, 102)
-    seen = MarkEvidence(MARKS, 30, CONTROLS, 3, float(reference))
-    assert seen.p_null == pytest.approx(float(reference))
-    assert seen.evidence.e_value == pytest.approx(float(ratio(30, reference)))
-
-
-def test_who_answers_marks_and_controls_alike_is_accused_in_three_of_two_hundred_at_most() -> None:
-    fewest = []
-    for controls in range(CONTROLS + 1):
-        counts = range(MARKS + 1)
-        rows = [MarkEvidence(MARKS, count, CONTROLS, controls, float(NONE)) for count in counts]
-        fewest.append(next((row.repeated for row in rows if row.evidence.sure), MARKS + 1))
-    assert fewest[:3] == [9, 11, 13]
-
-    def chance(rate: float, count: int) -> float:
-        return comb(MARKS, count) * rate**count * (1 - rate) ** (MARKS - count)
-
-    accused = [
-        sum(
-            chance(rate, controls) * sum(chance(rate, n) for n in range(least, MARKS + 1))
-            for controls, least in enumerate(fewest)
-        )
-        for rate in (step / 50 for step in range(1, 50))
-    ]
-    assert 0.01 < max(accused) < 0.015, "docs/verify.md says 1.4 %"
 
 
 # Whom it calls a copy

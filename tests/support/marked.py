@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from hashlib import sha256
 from pathlib import Path
 
@@ -19,10 +20,18 @@ SOURCE = 2
 TARGET = 9
 MARKS = 50
 CONTROLS = 50
+NONE = Fraction(1, 102)
+"""The smallest share of 50 images: none, as (0 + 1/2) / (50 + 1)."""
+
+
+def ratio(repeated: int, usual: Fraction) -> Fraction:
+    """The likelihood ratio of so many of 50 marks, with the rate of a copy from the rules."""
+    copy = max(Fraction(1, 2), min(usual + Fraction(1, 10), (1 + usual) / 2))
+    return (copy / usual) ** repeated * ((1 - copy) / (1 - usual)) ** (MARKS - repeated)
 
 
 def images(seed: int = 0) -> Tensor:
-    """Marks, then controls: pixels of 0 and 255, which every grid of levels holds."""
+    """Marks, then controls: pixels of 0 and 1, which every grid of levels holds."""
     shape = (MARKS + CONTROLS, *SHAPE)
     return torch.randint(2, shape, generator=torch.Generator().manual_seed(seed)).float()
 
