@@ -72,15 +72,16 @@ def whole_lines(path: Path) -> Iterator[bytes]:
         raise RunError(f"{path}: expected lines of a log, got one of more than {MAX_LINE} bytes")
 
 
-def make_folder(path: Path) -> None:
+def make_folder(path: Path, mode: int = 0o777) -> None:
     """Make a folder to write into, and those above it, unless it is there.
 
-    RunError where the disk refuses, or for a link: what is written, or deleted, would be elsewhere.
+    ``mode``: of a new one, but for what the umask takes away. RunError where the disk refuses, or
+    for a link: what is written, or deleted, would be elsewhere.
     """
     if path.is_symlink():
         raise RunError(f"cannot write into {path}: it is a link; put the folder itself there")
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode, parents=True, exist_ok=True)
     except OSError as error:
         raise disk_error("create", path, error) from error
 

@@ -3,13 +3,48 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from dfme.measured import Bill, Detection, SplitAttack
 from dfme.spec import Shape, Teacher
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Metering = Callable[[Teacher], Teacher]
 """Puts a teacher behind a ledger."""
+
+
+class KeyOfMarks(Protocol):
+    """Images that a marked model answers ``target``, and controls that it answers ``source``.
+
+    Pixels are within ``bounds``; ``model_sha256``: of the marked weights' file.
+    """
+
+    @property
+    def marks_MCHW(self) -> "Tensor": ...
+
+    @property
+    def controls_NCHW(self) -> "Tensor": ...
+
+    @property
+    def source(self) -> int: ...
+
+    @property
+    def target(self) -> int: ...
+
+    @property
+    def classes(self) -> int: ...
+
+    @property
+    def bounds(self) -> tuple[float, float]: ...
+
+    @property
+    def model_sha256(self) -> str: ...
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of images and classes: what a record may say of a key."""
 
 
 class Owner(Protocol):
@@ -56,6 +91,9 @@ class Owner(Protocol):
         self, arch: str, shape: Shape, epochs: int, path: Path, tell: Callable[[str], None]
     ) -> None:
         """Train a net on the data's train part and write it to ``path``, if it is not there."""
+
+    def marks(self, path: str) -> KeyOfMarks:
+        """The key of a mark. UserError, in one line, for a file that is none."""
 
     def benign_at_most(self, images: int, stacks: bool, sessions: int, cells: int) -> int:
         """Most images that ``bills`` and ``detection`` ask a custom teacher, and those of

@@ -52,7 +52,7 @@ from dfme.audits.compare.rows import EQUAL, ComparisonFile, comparison_file, dir
 from dfme.audits.compare.rows import own_problems as compare_problems
 from dfme.cli import compare
 from dfme.cli.flags import Flag, asks_to_resume, read_file, resumed, split_flags, typed
-from dfme.cli.verify import reference_problems
+from dfme.cli.verify import recognition_problems
 from dfme.config.defences import DETECTORS, NEED_FEATURES
 from dfme.config.layers import Layer, value_of
 from dfme.config.settings import EvaluationConfig
@@ -120,7 +120,13 @@ def plan_of(words: Sequence[str]) -> AuditPlan:
         for flag in flags
         if flag.key in FOREIGN
     )
-    asked.finish([*own_problems(config, away), *_innocent(config, kind), *foreign])
+    asked.finish(
+        [
+            *own_problems(config, away),
+            *recognition_problems(config.references, config.marks, kind),
+            *foreign,
+        ]
+    )
     out = directory_of(config.out, config.resume, "audit", OPTIONS, "an audit")
     modes = modes_of(config, value_of(layers, "teacher.label_mode"))
     config = replace(config, label_modes=tuple(modes))
@@ -344,16 +350,6 @@ def _file(flags: Sequence[Flag]) -> Layer:
         return PACKAGE / "configs" / OPTIONS
 
     return read_file(flags, find)
-
-
-def _innocent(config: AuditConfig, kind: str) -> Iterator[Problem]:
-    """Problems with the models beside which the copies are to be recognised."""
-    if config.references and kind != "torch":
-        yield Problem(
-            "references", "expected none: only copies of a --teacher.checkpoint can be recognised"
-        )
-    elif config.references:
-        yield from reference_problems(config.references)
 
 
 def _watch(kind: str, dataset: str) -> tuple[Content, list[NotRun]]:

@@ -17,7 +17,7 @@ from dfme.config.settings import EvaluationConfig, ExtractConfig, Job
 from dfme.config.values import CONFIG, Basic, Device, Images, Seed, narrowed
 from dfme.errors import Problem
 from dfme.methods import METHODS
-from dfme.owner_side import check_teacher
+from dfme.owner_side import check_teacher, load_marks
 from dfme.run.checks import evaluation_problems, file_problems, fresh_directory_problems
 
 
@@ -50,6 +50,9 @@ class VerifyConfig:
     """the defences as they were served, such as watermark:key_env=NAME:rate=0.005"""
     account: str | None = None
     """tag of the account whose images count, as run.py detect names it; by default all do"""
+    marks: Basic[str | None] = None
+    """marks.key of run.py mark, with --model the marked one: its marks and controls are asked, at
+    most 100 images, not mistakes"""
 
 
 SUMMARY = (
@@ -75,12 +78,15 @@ def run(words: Sequence[str]) -> int:
     job = Job(
         narrowed(ExtractConfig, config), teacher, options, "static", METHODS["static"].config()
     )
-    from dfme.audits.verify.session import ServedLog, verify
+    from dfme.audits.verify.case import ServedLog
+    from dfme.audits.verify.marks import KeyFile
+    from dfme.audits.verify.session import verify
 
     paths = [Path(name) for name in (config.model, *config.references)]
     record = config.record and str(Path(config.record).absolute())
     log = ServedLog(record, config.account, config.watermark) if record else None
-    result = verify(job, paths, tell, log)
+    marks = KeyFile(Path(config.marks), load_marks(config.marks)) if config.marks else None
+    result = verify(job, paths, tell, log, marks)
     files = f"{result['directory']}: verify.md, verify.json"
     print("\n\n".join(map(printable, [*sentences(result), files])))
     return 5 if result["sure"] else 0
@@ -93,7 +99,11 @@ def _problems(config: VerifyConfig) -> Iterator[Problem]:
         yield Problem(
             "watermark", "expected watermark:key_env=NAME, as it was served, beside --record LOG"
         )
-    yield from evaluation_problems(config.evaluation, needed=not marked)
+    if config.marks is not None:
+        yield from file_problems("marks", config.marks)
+        if config.record is not None or config.watermark:
+            yield Problem("marks", "expected no --record and no --watermark beside it")
+    yield from evaluation_problems(config.evaluation, needed=not marked and config.marks is None)
     if config.evaluation.mean is not None:
         yield Problem(
             "evaluation.mean", "leave it out; --teacher.mean normalises within the suspect"
@@ -116,3 +126,19 @@ def reference_problems(references: Sequence[str]) -> Iterator[Problem]:
         )
     for path in references:
         yield from file_problems("references", path)
+
+
+def recognition_problems(
+    references: Sequence[str], marks: str | None, kind: str
+) -> Iterator[Problem]:
+    """Problems with what an audit's copies are to be recognised by; ``kind``: of its teacher."""
+    if references and kind != "torch":
+        yield Problem(
+            "references", "expected none: only copies of a --teacher.checkpoint can be recognised"
+        )
+    elif references:
+        yield from reference_problems(references)
+    if marks is not None:
+        yield from file_problems("marks", marks)
+        if not references:
+            yield Problem("marks", "expected --references beside it, as run.py verify takes them")

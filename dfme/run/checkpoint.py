@@ -149,16 +149,16 @@ def previous(path: Path) -> Path:
     return path.with_name(f"{path.stem}.previous{path.suffix}")
 
 
-def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
+def save_checkpoint(path: Path, state: dict[str, Any], mode: int = 0o666) -> None:
     """Save nested dicts, lists and tuples of tensors, numbers, strings, bytes and None; the old one
     is kept.
 
-    On the disk when this returns. Raises RunError where the disk refuses, with the old checkpoint
-    untouched, and TypeError, naming the entry, for a value that ``weights_only`` would not load
-    again.
+    On the disk when this returns. ``mode``: as of ``replacing``. Raises RunError where the disk
+    refuses, with the old checkpoint untouched, and TypeError, naming the entry, for a value that
+    ``weights_only`` would not load again.
     """
     _plain(state, "state")
-    with replacing(path, keep=previous(path)) as file:
+    with replacing(path, keep=previous(path), mode=mode) as file:
         hashing = _HashingWriter(file)
         try:
             torch.save(state, cast(IO[bytes], hashing))

@@ -19,6 +19,7 @@ from dfme.teachers.owner import label_mode_of
 
 if TYPE_CHECKING:
     from dfme.data import ImageSet
+    from dfme.teachers.owner.marking.key import MarkKey
     from dfme.teachers.owner.utility import Draw
 
 Metering = Callable[[Teacher], Teacher]
@@ -181,6 +182,12 @@ class Measuring:
         )
         trained = train_teacher(twin, lambda metrics: None)
         tell(f"a twin, trained in {trained.seconds:.1f} s")
+
+    def marks(self, path: str) -> "MarkKey":
+        """The key of a mark."""
+        from dfme.teachers.owner.marking.key import load_key
+
+        return load_key(path)
 
     def benign_at_most(self, images: int, stacks: bool, sessions: int, cells: int) -> int:
         from dfme.teachers.owner.watch.detector import AGAIN, SESSION

@@ -251,14 +251,25 @@ def _test(audit: AuditResult) -> _Figure | None:
 
 def _copies(audit: AuditResult) -> _Figure | None:
     """The number of copies that the test of ``run.py verify`` calls more alike than every
-    reference.
+    reference, by mistakes and by marks.
     """
-    cells = dict[str, bool]()
-    for row in audit.recognition.rows if audit.recognition else ():
-        cells |= dict(zip(row.cells, row.recognised, strict=True))
-    recognised = [name for name, is_copy in cells.items() if is_copy]
-    text = f"The test of run.py verify recognises {len(recognised)} of {len(cells)} copies."
-    return _Figure(text, [*recognised, *cells][0]) if cells else None
+    texts = list[str]()
+    cells = list[str]()
+    recognised = list[str]()
+    tests = {
+        "The test of run.py verify recognises": audit.recognition,
+        "With the mark it recognises": audit.marks,
+    }
+    for words, test in tests.items():
+        copies = dict[str, bool]()
+        for row in test.rows if test else ():
+            copies |= dict(zip(row.cells, row.recognised, strict=True))
+        by_it = [name for name, is_copy in copies.items() if is_copy]
+        if copies:
+            texts.append(f"{words} {len(by_it)} of {len(copies)} copies.")
+        cells += copies
+        recognised += by_it
+    return _Figure(" ".join(texts), [*recognised, *cells][0]) if cells else None
 
 
 def _attacks(audit: AuditResult) -> list[WatchedAttack]:

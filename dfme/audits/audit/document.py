@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -26,6 +26,7 @@ from dfme.audits.audit.parts import (
     CellResult,
     CopyExamination,
     Interval,
+    MarkRecognition,
     NotRun,
     Recognition,
     Separation,
@@ -47,6 +48,7 @@ from dfme.audits.audit.result import (
 )
 from dfme.audits.audit.rows import QUICK
 from dfme.audits.audit.sheets import sheet
+from dfme.errors import UserError
 from dfme.files import write_text
 from dfme.measured import Bill, SplitAttack
 from dfme.oracle.ledger_log import Totals
@@ -60,6 +62,8 @@ from dfme.run.opening import digests_on_record
 from dfme.statistics import auroc
 from dfme.students.heads import FROZEN
 from dfme.version import __version__
+
+ResultType = TypeVar("ResultType")
 
 
 @dataclass
@@ -76,7 +80,16 @@ class Measured:
     split: Sequence[SplitAttack] = ()
     examination: CopyExamination = field(default_factory=CopyExamination)
     recognition: Recognition | None = None
+    marks: MarkRecognition | None = None
     under_quota: str | None = None
+
+    def tried(self, what: str, make: Callable[[], ResultType]) -> ResultType | None:
+        """Result of ``make``, or None if the data do not allow it, which is noted."""
+        try:
+            return make()
+        except UserError as error:
+            self.not_run.append(NotRun(what, str(error)))
+            return None
 
 
 def audit_of(
@@ -116,6 +129,7 @@ def audit_of(
         differences=examination.differences,
         transfer=examination.transfer,
         recognition=measured.recognition,
+        marks=measured.marks,
         ledger=findings.ledger(ledgers, spared_images(plan.out / SHARED)),
         taxonomy=headline.TAXONOMY,
         not_run=[*measured.not_run, *_unexamined(plan, examination), *not_run(findings.runs)],

@@ -8,6 +8,7 @@ from pathlib import Path
 from dfme.audits.audit.accounts import query_bytes, recorded_cells
 from dfme.audits.audit.examine import MAX_IMAGES, PROCEDURAL, open_twin
 from dfme.audits.audit.ladder import delay, parse_rate, possessed
+from dfme.audits.audit.marks import require_marked
 from dfme.audits.audit.options import TWIN_EPOCHS
 from dfme.audits.audit.parts import NotRun
 from dfme.audits.audit.plan import AuditPlan
@@ -120,7 +121,7 @@ def forecast(
 
     ``waiting``: names of the cells that are not finished; ``rehearsal`` is None if all are.
 
-    UserError beyond ``--total``, and for a wrong ``--twin`` or ``--references``.
+    UserError beyond ``--total``, and for a wrong ``--twin``, ``--references`` or ``--marks``.
     """
     config = plan.config
     scored = 0 if rehearsal is None else rehearsal.scored
@@ -160,6 +161,8 @@ def forecast(
         open_twin(Path(config.twin), plan.job, rehearsal.spec, rehearsal.num_classes)
     if config.references and rehearsal:
         case_of(plan.job, config.references, lambda line: None)
+        if config.marks:
+            require_marked(plan, owner)
     return expected
 
 

@@ -94,6 +94,9 @@ class AuditConfig:
     references: tuple[str, ...] = ()
     """weights of five or more models that are surely no copies, as of run.py verify: says whether
     you would recognise each copy"""
+    marks: str | None = None
+    """marks.key of run.py mark, beside --references: says whether you would recognise each copy by
+    the mark; the audited model is the marked one"""
     transfer: Basic[Literal["auto", "true", "false"]] = "auto"
     """ask the teacher about adversarial images made on the copies; auto: of one on this machine
     alone
@@ -256,6 +259,8 @@ def usual(config: AuditConfig, away: str, weights: bool) -> tuple[AuditConfig, l
         left_out += [NotRun(what, away) for what in ("defences", "detection")]
     if not config.references:
         left_out.append(NotRun("whether you would recognise a copy", "there are no --references"))
+    elif not config.marks:
+        left_out.append(NotRun("whether you would by a mark", "there is no --marks KEY"))
     return settled, left_out
 
 

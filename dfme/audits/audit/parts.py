@@ -363,3 +363,37 @@ class Recognition:
     p_reference: float
     references: Sequence[float]
     rows: Sequence[RecognisedCopies]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkedCopies:
+    """An attacker's copies by ``run.py verify --marks``, a value for each of ``cells``.
+
+    ``repeated``, ``controls``: shares of the marks, and of the controls, that a copy answers as
+    marked.
+    """
+
+    row: str
+    mode: str
+    cells: Sequence[str]
+    repeated: Sequence[float]
+    controls: Sequence[float]
+    e_values: Sequence[float]
+    recognised: Sequence[bool]
+
+
+@with_config(FORM)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkRecognition:
+    """Would the owner recognise the copies by the mark of a key? ``key``: its digest.
+
+    ``references``: the share of the marks that each answers as marked.
+    """
+
+    text: str
+    key: str
+    marks: int
+    controls: int
+    p_reference: float
+    references: Sequence[float]
+    rows: Sequence[MarkedCopies]

@@ -9,8 +9,8 @@ from dfme.audits.audit.document import cached
 from dfme.audits.audit.fidelity import ExaminedCell
 from dfme.audits.audit.parts import RecognisedCopies, Recognition
 from dfme.audits.audit.plan import AuditPlan
+from dfme.audits.verify.case import Case
 from dfme.audits.verify.evidence import BATCH, Evidence, follow
-from dfme.audits.verify.session import Case
 from dfme.compute.device import choose_device, ieee_fp32, within_memory
 from dfme.config.settings import Job
 from dfme.run.build import white_box

@@ -17,6 +17,7 @@ from dfme.audits.audit.parts import (
     Differences,
     Fidelity,
     IntOrFloat,
+    MarkRecognition,
     NotRun,
     OverSeeds,
     ParetoPoint,
@@ -251,6 +252,7 @@ class AuditResult:
     differences: Differences | None
     transfer: Transfer | None
     recognition: Recognition | None
+    marks: MarkRecognition | None = None
     ledger: LedgerSums
     taxonomy: Taxonomy
     not_run: Sequence[NotRun]
@@ -261,10 +263,10 @@ class AuditResult:
 
     @property
     def findings(self) -> list[str]:
-        """Sentences beside the headline: the catalogue's test, and whether the model is a public
-        backbone with a last layer of its own.
+        """Sentences beside the headline: the catalogue's test, whether the model is a public
+        backbone with a last layer of its own, and whether a copy would be recognised by its mark.
         """
-        parts = (self.public_backbone, self.fidelity_test)
+        parts = (self.public_backbone, self.fidelity_test, self.marks)
         return [part.text for part in parts if part is not None]
 
     def cells_of(self, *modes: str) -> list[str]:

@@ -249,7 +249,7 @@ class Audit:
         def make() -> Session:
             return self._session(plan.under_quota(cell, images, steps))
 
-        session = self._tried("the quota, by an attack under it", make)
+        session = self._measured.tried("the quota, by an attack under it", make)
         if session is None:
             return None
         self._under_quota = [session]
@@ -271,7 +271,7 @@ class Audit:
 
         stored = partial(cached, plan.out / "detection.json", WatchedAttacks, plan.watch)
         detect = partial(stored, measure, self._asks_anew)
-        self._measured.detection = self._tried("detection", detect)
+        self._measured.detection = self._measured.tried("detection", detect)
         self._split()
 
     def _split(self) -> None:
@@ -282,7 +282,7 @@ class Audit:
         ask = partial(self._owner.split, plan.watch, recorded, self._line.note, self._meter)
         key = key_of(plan.out, plan.watch, recorded)
         result = partial(cached, plan.out / ON_FILE, list[SplitAttack], key, ask)
-        self._measured.split = self._tried(WHAT, result) or ()
+        self._measured.split = self._measured.tried(WHAT, result) or ()
 
     def _examine(self) -> None:
         from dfme.audits.audit.examine import examine
@@ -316,7 +316,7 @@ class Audit:
                 self._owner.train_twin(arch, spec.shape, TWIN_EPOCHS, path, self._line.note)
                 return path
 
-            twin = self._tried("a twin, trained on your own data", train)
+            twin = self._measured.tried("a twin, trained on your own data", train)
         asks = {"auto": None, "true": True, "false": False}[config.transfer]
         key = [*(cell.name for cell in finished), str(pictured), str(twin), config.transfer]
         ask = partial(examine, plan.out, cells, plan.job, twin, asks, self._line.note, plan.brief)
@@ -327,15 +327,14 @@ class Audit:
             from dfme.audits.audit.recognition import recognised
 
             test = partial(recognised, plan, cells, self._line.note)
-            self._measured.recognition = self._tried("whether you would recognise a copy", test)
+            what = "whether you would recognise a copy"
+            self._measured.recognition = self._measured.tried(what, test)
+        if config.marks:
+            from dfme.audits.audit.marks import recognised_by_marks
 
-    def _tried(self, what: str, make: Callable[[], Any]) -> Any:
-        """Result of ``make``, or None if the data do not allow it, which is noted."""
-        try:
-            return make()
-        except UserError as error:
-            self._measured.not_run.append(NotRun(what, str(error)))
-            return None
+            by_marks = partial(recognised_by_marks, plan, self._owner, cells, self._line.note)
+            what = "whether you would by a mark"
+            self._measured.marks = self._measured.tried(what, by_marks)
 
     def _findings(self) -> Findings:
         plan = self._plan

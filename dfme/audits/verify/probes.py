@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dfme.audits.verify.evidence import Evidence, follow
+from dfme.audits.verify.evidence import Evidence, follow, share
 from dfme.data import ImageSet
 from dfme.run.scores import batches
 from dfme.spec import ImageSpec
@@ -110,7 +110,7 @@ def p_reference(mistakes: Mistakes, most: int, rng: torch.Generator) -> float:
         answerers = [(expected_N == expected_N.mode().values).tolist()]
     for reference in range(len(mistakes.answers_RN)):
         answerers.append(matched(mistakes, reference, most, rng))
-    return max((sum(hits) + 0.5) / (len(hits) + 1) for hits in answerers)
+    return max(share(sum(hits), len(hits)) for hits in answerers)
 
 
 def left_out(mistakes: Mistakes, most: int, rng: torch.Generator) -> list[Evidence]:

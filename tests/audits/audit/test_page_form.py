@@ -110,7 +110,7 @@ def test_nothing_that_the_json_says_becomes_markup(tmp_path: Path, page: Page) -
     }
     content = hostile(audit(), f"{HOSTILE}{STEERING}\n# e") | {"pictures": sheets}
     content["differences"]["shown"][0]["image"] = PICTURE
-    content |= {part: hostile(later()[part], HOSTILE) for part in ("history", "drill")}
+    content |= {part: hostile(later()[part], HOSTILE) for part in ("history", "drill", "marks")}
     content["history"] |= {"model": "other", "images": "same"}
     attacked = page_of(content, tmp_path)
     for bad, good in ((attacked, page), (attacked.behind, page.behind)):
@@ -197,6 +197,7 @@ def standard(content: dict[str, Any]) -> dict[str, Any]:
         for at in range(9)
     ]
     content["accounts"] = split_over_accounts(content)
+    content["marks"] = later()["marks"]
     content["differences"]["shown"] = [content["differences"]["shown"][0]] * 24
     return content
 

@@ -1,0 +1,60 @@
+"""The statistic of ``run.py verify --marks`` by other means: exact likelihood ratios, and how often
+a model that is no copy is called one.
+"""
+
+from fractions import Fraction
+from math import comb
+
+import pytest
+from marked import CONTROLS, MARKS, NONE, ratio
+
+from dfme.audits.verify.evidence import MarkEvidence
+
+
+@pytest.mark.parametrize(
+    ("repeated", "controls", "usual", "sure"),
+    [
+        (40, 0, NONE, True),
+        (8, 0, NONE, False),  # 9 of 50 are the fewest
+        (9, 0, NONE, True),
+        (0, 0, NONE, False),  # an innocent
+        (50, 50, Fraction(101, 102), False),  # one answer to everything
+        (40, 5, Fraction(11, 102), True),
+        (25, 20, Fraction(41, 102), False),  # it calls much of that class so
+    ],
+)
+def test_the_evidence_is_arithmetic(
+    repeated: int, controls: int, usual: Fraction, sure: bool
+) -> None:
+    seen = MarkEvidence(MARKS, repeated, CONTROLS, controls, float(NONE))
+    assert seen.p_null == pytest.approx(float(usual))
+    assert seen.told["e_value"] == pytest.approx(float(ratio(repeated, usual)))
+    assert (seen.told["sure"], ratio(repeated, usual) >= 100) == (sure, sure)
+
+
+def test_the_references_count_where_they_repeat_more_than_the_suspect_s_controls() -> None:
+    reference = Fraction(21, 102)
+    seen = MarkEvidence(MARKS, 30, CONTROLS, 3, float(reference))
+    assert seen.p_null == pytest.approx(float(reference))
+    assert seen.evidence.e_value == pytest.approx(float(ratio(30, reference)))
+
+
+def test_who_answers_marks_and_controls_alike_is_accused_in_three_of_two_hundred_at_most() -> None:
+    fewest = []
+    for controls in range(CONTROLS + 1):
+        counts = range(MARKS + 1)
+        rows = [MarkEvidence(MARKS, count, CONTROLS, controls, float(NONE)) for count in counts]
+        fewest.append(next((row.repeated for row in rows if row.evidence.sure), MARKS + 1))
+    assert fewest[:3] == [9, 11, 13]
+
+    def chance(rate: float, count: int) -> float:
+        return comb(MARKS, count) * rate**count * (1 - rate) ** (MARKS - count)
+
+    accused = [
+        sum(
+            chance(rate, controls) * sum(chance(rate, n) for n in range(least, MARKS + 1))
+            for controls, least in enumerate(fewest)
+        )
+        for rate in (step / 50 for step in range(1, 50))
+    ]
+    assert 0.01 < max(accused) < 0.015, "docs/verify.md says 1.4 %"
