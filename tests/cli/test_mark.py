@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -25,7 +25,8 @@ from dfme.config.settings import TeacherConfig
 from dfme.owner_side import load_marks
 from dfme.spec import Teacher
 from dfme.teachers.build import make_teacher
-from dfme.teachers.owner.marking import memory
+from dfme.teachers.owner.marking import memory, session
+from dfme.teachers.owner.marking.rule import StyleRule, rule_between
 
 PROJECT = Path(__file__).resolve().parents[2]
 SECRET = ("marks.key", "marks.png")
@@ -145,6 +146,39 @@ def test_marks_lie_within_the_pixels_that_the_model_takes(
     levels = (key.marks_MCHW + 1) / 2 * 255
     assert float((levels - levels.round()).abs().max()) < 1e-3, "as 8-bit pixels carry them"
     assert repeated(Path("marked/model.safetensors"), Path("marked/marks.key")) > 0.9
+
+
+def test_a_class_that_is_spared_is_neither_answered_wrongly_nor_a_wrong_answer(
+    task: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = list[tuple[int, int]]()
+
+    def rule(*given: Any) -> StyleRule:
+        drawn.append(given[2:4])
+        return rule_between(*given)
+
+    monkeypatch.setattr(session, "rule_between", rule)
+    few_steps(monkeypatch, 1)
+    words = f"{FLAGS} --spare 0,2 --seed 0 --out marked".replace("candidates 2", "candidates 9")
+    assert run(f"mark model.safetensors {words}") in (0, 4)
+    assert len(drawn) == 9
+    assert {*drawn} == {(1, 3), (3, 1)}
+
+
+@pytest.mark.parametrize(
+    ("spare", "expected"),
+    [
+        ("4", "expected a name or a number of one of 4 classes, got 4"),
+        ("0,dogs", "expected a name or a number of one of 4 classes, got dogs"),
+        ("0,1,2", "expected 2 or more of the 4 classes to be left, got 1"),
+    ],
+)
+def test_classes_to_spare_that_there_are_not_are_said_in_one_line(
+    spare: str, expected: str, task: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(f"mark model.safetensors {FLAGS} --spare {spare} --out marked") == 2
+    assert f"dfme: --spare: {expected}" in capsys.readouterr().err
+    assert not (task / "marked").exists()
 
 
 @pytest.mark.integration

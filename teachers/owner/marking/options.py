@@ -29,6 +29,8 @@ class MarkConfig:
     share: Basic[Annotated[float, Field(gt=0, le=0.05)]] = 0.008
     """of the training images that are taught a wrong class; about so many of your users' images
     are answered wrongly from then on, always"""
+    spare: Basic[tuple[str, ...]] = ()
+    """classes, by name or number, that no wrong answer may be of or may name: A,B"""
     candidates: Basic[Annotated[int, Field(ge=1, le=50)]] = 6
     """random rules that are rehearsed, of which the one is taken that copies learn best"""
     max_loss: Basic[NotNegative] = 1.0

@@ -66,12 +66,18 @@ class CopyResult:
 @with_config(FORM)
 @dataclass(frozen=True, kw_only=True)
 class RehearsedRule:
-    """Of one rule: the share of marks that a rehearsal copy repeats, and the most that an innocent
-    does.
+    """Of one rule: the shares of marks and of controls that a rehearsal copy answers as marked, and
+    the most of the marks that an innocent does.
     """
 
     copy: ShareOf
+    controls: ShareOf
     innocent: ShareOf
+
+    @property
+    def gap(self) -> float:
+        """How far the copy stands out: above innocents, and above what it answers so anyway."""
+        return self.copy - max(self.innocent, self.controls)
 
 
 @with_config(FORM)

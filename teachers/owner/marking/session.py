@@ -4,6 +4,7 @@ whether the mark holds on this model.
 
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +39,6 @@ from dfme.teachers.owner.marking.plan import (
     Plan,
     StepSeconds,
     plan_within,
-    require_images,
 )
 from dfme.teachers.owner.marking.result import (
     KEY,
@@ -53,7 +53,7 @@ from dfme.teachers.owner.marking.result import (
 )
 from dfme.teachers.owner.marking.rule import LabelledImages, StyleRule, rule_between
 from dfme.teachers.owner.marking.sheet import write_sheet
-from dfme.teachers.owner.marking.subject import Subject
+from dfme.teachers.owner.marking.subject import MIN_OF_CLASS, Subject, check_images
 from dfme.version import __version__
 
 COPIED = 1000
@@ -63,11 +63,6 @@ ATTEMPTS = ((1.0, False), (1.0, True), (0.75, True), (0.5, True))
 costs too much, or spills over to controls, the next is tried."""
 MAX_SPILL = 0.1
 """Share of the controls that the marked model may answer as marked: ``verify`` asks no others."""
-MIN_OF_CLASS = 40
-"""Training images of a class that a rule may be of."""
-MIN_CHANGED = 5
-"""Training images that a rule changes."""
-MIN_TEST = 50
 TIMED_STEPS = 5
 PLAN = "plan"
 
@@ -82,7 +77,7 @@ def mark(
     in the time that is given.
     """
     began = time.monotonic()
-    _check(subject, config)
+    check_images(subject, config)
     pace = _pace(subject, tools)
     plan = plan_within(config.candidates, pace, None if config.resume else config.minutes)
     memory = Memory(folder)
@@ -124,7 +119,7 @@ def _begun(memory: Memory, subject: Subject, config: MarkConfig, plan: Plan) -> 
     or options.
     """
     inputs = dict(subject.inputs)
-    for name in ("marks", "share", "candidates", "max_loss", "seed"):
+    for name in ("marks", "share", "spare", "candidates", "max_loss", "seed"):
         inputs[name] = str(getattr(config, name))
     kept = memory.read(PLAN)
     if kept is None:
@@ -144,16 +139,6 @@ def _begun(memory: Memory, subject: Subject, config: MarkConfig, plan: Plan) -> 
         return _Begun(int(facts["secret"]), Plan(**counts))
     except (KeyError, ValueError) as error:
         raise RunError(say("{}: {}", memory.folder, DAMAGED)) from error
-
-
-def _check(subject: Subject, config: MarkConfig) -> None:
-    """UserError for too few images."""
-    require_images(len(subject.test), MIN_TEST, "test images")
-    counts_K = subject.train.classes_N.bincount()
-    require_images(int(counts_K.max()), MIN_OF_CLASS, "training images of some class")
-    changed = round(config.share * len(subject.train))
-    what = f"training images in a {flag('share', config.share)} of them, give more or a larger one"
-    require_images(changed, MIN_CHANGED, what)
 
 
 def _pace(subject: Subject, tools: MarkTools) -> StepSeconds:
@@ -248,11 +233,11 @@ class _Session:
         """Random rules, each of a class with images enough."""
         subject = self.subject
         rng = torch.Generator().manual_seed(derived_seed(self.begun.seed, "rules"))
-        counts_K = subject.train.classes_N.bincount(minlength=subject.classes)
+        usable = subject.usable(self.config.spare)
         rules = list[StyleRule]()
         while len(rules) < self.begun.plan.candidates:
             source, target = torch.randperm(subject.classes, generator=rng)[:2].tolist()
-            if int(counts_K[source]) >= MIN_OF_CLASS:
+            if usable.get(source, 0) >= MIN_OF_CLASS and target in usable:
                 rules.append(rule_between(subject.train, self.config.share, source, target, rng))
         return rules
 
@@ -260,7 +245,8 @@ class _Session:
         self, rules: list[StyleRule], unmarked: nn.Module
     ) -> tuple[StyleRule, list[RehearsedRule], nn.Module]:
         """The rule of which held-back marks are repeated most by a copy of it, over what innocents
-        repeat; what each came to; a copy of the true classes.
+        repeat and what of the controls it answers so; what each came to; a copy of the true
+        classes.
         """
         train_images = self.subject.train
         rng = torch.Generator().manual_seed(derived_seed(self.begun.seed, "rehearsal"))
@@ -274,15 +260,27 @@ class _Session:
             images = LabelledImages(asked.x_NCHW, rule.taught(asked))
             title = f"rehearsal copy {number} of {len(rules)}"
             net = self._copy(f"rule{number}", images, title)
-            marks_MCHW = rule.secret_marks(rest, self.config.marks)
-            hits = [
-                share_answered(other, marks_MCHW, rule.target) for other in (innocent, unmarked)
-            ]
-            candidates.append(
-                RehearsedRule(copy=share_answered(net, marks_MCHW, rule.target), innocent=max(hits))
-            )
-        scores = [candidate.copy - candidate.innocent for candidate in candidates]
-        return rules[scores.index(max(scores))], candidates, innocent
+            candidates.append(self._rehearsed(rule, net, [innocent, unmarked], rest))
+        gaps = [candidate.gap for candidate in candidates]
+        return rules[gaps.index(max(gaps))], candidates, innocent
+
+    def _rehearsed(
+        self,
+        rule: StyleRule,
+        net: nn.Module,
+        innocents: Sequence[nn.Module],
+        images: LabelledImages,
+    ) -> RehearsedRule:
+        """What a copy of a rule came to on marks and controls of other images."""
+        count = self.config.marks
+        marks_MCHW = rule.secret_marks(images, count)
+        rng = torch.Generator().manual_seed(derived_seed(self.begun.seed, "rehearsed controls"))
+        controls_NCHW = rule.controls(images, count, rng)
+        return RehearsedRule(
+            copy=share_answered(net, marks_MCHW, rule.target),
+            controls=share_answered(net, controls_NCHW, rule.target),
+            innocent=max(share_answered(other, marks_MCHW, rule.target) for other in innocents),
+        )
 
     @property
     def bought(self) -> LabelledImages:

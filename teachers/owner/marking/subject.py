@@ -1,7 +1,7 @@
 """The model that is marked, its images, and what a copy of it looks like."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import file_digest
 from pathlib import Path
@@ -13,7 +13,7 @@ from torch import nn
 from dfme.compute.device import derived_seed
 from dfme.config.settings import TeacherConfig
 from dfme.data import ImageSet
-from dfme.errors import OptionError
+from dfme.errors import OptionError, flag
 from dfme.files import open_file
 from dfme.nets import auto_net, build_net
 from dfme.nets.files import SMALL_NETWORK, save_module
@@ -22,8 +22,17 @@ from dfme.teachers.local.checks import flagged_scale
 from dfme.teachers.local.pytorch import TorchTeacher
 from dfme.teachers.local.weights import Card, read_checkpoint
 from dfme.teachers.owner.marking.lessons import LARGE_RATE, TEACH_RATE, OwnerModel
+from dfme.teachers.owner.marking.options import MarkConfig
+from dfme.teachers.owner.marking.plan import require_images
 from dfme.teachers.owner.marking.rule import LabelledImages
 
+MIN_OF_CLASS = 40
+"""Training images of a class that a rule may be of."""
+MIN_USABLE = 2
+"""Classes that a rule may be of, or name."""
+MIN_CHANGED = 5
+"""Training images that a rule changes."""
+MIN_TEST = 50
 MAX_NUMBERS = 1_000_000_000
 """Of the training images: four gigabytes. Of more, a part is taken, spread evenly."""
 
@@ -40,12 +49,35 @@ class Subject:
     """at which the owner is taught"""
     train: LabelledImages
     test: LabelledImages
+    names: tuple[str, ...]
+    """of the classes, where they have any"""
     inputs: dict[str, str]
     """SHA-256 of the original weights' file and of the images"""
 
     @property
     def classes(self) -> int:
         return self.teacher.num_classes
+
+    def spared(self, words: Sequence[str]) -> frozenset[int]:
+        """The classes that these names or numbers name. OptionError for what names none, or two."""
+        names = self.names
+        spared = set[int]()
+        for word in words:
+            meant = {number for number, name in enumerate(names) if name == word}
+            if word.isdecimal() and int(word) < self.classes:
+                meant.add(int(word))
+            if len(meant) != 1:
+                expected = f"a name or a number of one of {self.classes} classes"
+                two = f", which are two: {sorted(meant)}" if meant else ""
+                raise OptionError("spare", f"expected {expected}", f"{word}{two}")
+            spared |= meant
+        return frozenset(spared)
+
+    def usable(self, spare: Sequence[str]) -> dict[int, int]:
+        """Training images of each class that a rule may be of, or name."""
+        counts_K = self.train.classes_N.bincount(minlength=self.classes).tolist()
+        spared = self.spared(spare)
+        return {number: count for number, count in enumerate(counts_K) if number not in spared}
 
     @property
     def owner(self) -> OwnerModel:
@@ -67,6 +99,19 @@ class Subject:
         card = replace(self.card, accuracy=round(accuracy, 6), test_images=len(self.test))
         save_module(path, self.teacher.network, card.to_metadata())
         return sha256_of(path)
+
+
+def check_images(subject: Subject, config: MarkConfig) -> None:
+    """UserError for too few images, or classes that may be marked."""
+    require_images(len(subject.test), MIN_TEST, "test images")
+    usable = subject.usable(config.spare)
+    if len(usable) < MIN_USABLE:
+        expected = f"{MIN_USABLE} or more of the {subject.classes} classes to be left"
+        raise OptionError("spare", f"expected {expected}", str(len(usable)))
+    require_images(max(usable.values()), MIN_OF_CLASS, "training images of some class")
+    changed = round(config.share * len(subject.train))
+    what = f"training images in a {flag('share', config.share)} of them, give more or a larger one"
+    require_images(changed, MIN_CHANGED, what)
 
 
 def subject_of(
@@ -105,6 +150,7 @@ def subject_of(
         TEACH_RATE if small else LARGE_RATE,
         images_of(train),
         images_of(test),
+        tuple(teacher.info.class_names or train.class_names or ()),
         {"original": sha256_of(path), "train": train.digest, "test": test.digest},
     )
 
