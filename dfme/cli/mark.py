@@ -37,7 +37,7 @@ def run(words: Sequence[str]) -> int:
     arguments.finish([*_problems(config), *_teacher_problems(teacher)])
     if config.seed is not None and not config.resume:
         tell(f"seed {config.seed} is no secret: who has your images and the seed knows the rule")
-    directory, result = owner_side.mark(config, teacher, options, _tools())
+    directory, result = owner_side.mark(config, teacher, options, mark_tools())
     holds = result.outcome == "holds"
     names = FILES if holds else FILES[-2:]
     rows = [*result.rows(), ("files", f"{directory}: {', '.join(names)}")]
@@ -45,15 +45,21 @@ def run(words: Sequence[str]) -> int:
     return 0 if holds else NOTHING_TO_USE
 
 
-def _tools() -> MarkTools:
+def mark_tools() -> MarkTools:
     """How copies are trained, what is evidence of one, and where lines go."""
-    from dfme.audits.verify.evidence import SURE, Evidence
+    from dfme.audits.verify.evidence import SURE, MarkEvidence
     from dfme.report.console import duration
     from dfme.students.replay import augment
 
+    def weigh(
+        marks: int, repeated: int, controls: int, anyway: int, p_reference: float
+    ) -> tuple[float, float]:
+        seen = MarkEvidence(marks, repeated, controls, anyway, p_reference)
+        return seen.p_null, seen.evidence.e_value
+
     return MarkTools(
         augment=lambda x_BCHW, rng: augment(x_BCHW, "affine", rng),
-        e_value=lambda hits, marks, p_null: Evidence(marks, hits, p_null).e_value,
+        weigh=weigh,
         sure=SURE,
         show=show,
         tell=tell,

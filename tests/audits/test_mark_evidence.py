@@ -14,13 +14,13 @@ from dfme.audits.verify.evidence import MarkEvidence
 @pytest.mark.parametrize(
     ("repeated", "controls", "usual", "sure"),
     [
-        (40, 0, NONE, True),
-        (8, 0, NONE, False),  # 9 of 50 are the fewest
-        (9, 0, NONE, True),
-        (0, 0, NONE, False),  # an innocent
-        (50, 50, Fraction(101, 102), False),  # one answer to everything
-        (40, 5, Fraction(11, 102), True),
-        (25, 20, Fraction(41, 102), False),  # it calls much of that class so
+        (40, 0, Fraction(3, 104), True),
+        (10, 0, Fraction(3, 104), False),  # 11 of 50 are the fewest
+        (11, 0, Fraction(3, 104), True),
+        (0, 0, Fraction(3, 104), False),  # an innocent
+        (50, 50, Fraction(103, 104), False),  # one answer to everything
+        (40, 5, Fraction(13, 104), True),
+        (25, 20, Fraction(43, 104), False),  # it calls much of that class so
     ],
 )
 def test_the_evidence_is_arithmetic(
@@ -39,13 +39,13 @@ def test_the_references_count_where_they_repeat_more_than_the_suspect_s_controls
     assert seen.evidence.e_value == pytest.approx(float(ratio(30, reference)))
 
 
-def test_who_answers_marks_and_controls_alike_is_accused_in_three_of_two_hundred_at_most() -> None:
+def test_who_answers_marks_and_controls_alike_is_accused_in_one_of_a_hundred_at_most() -> None:
     fewest = []
     for controls in range(CONTROLS + 1):
         counts = range(MARKS + 1)
         rows = [MarkEvidence(MARKS, count, CONTROLS, controls, float(NONE)) for count in counts]
         fewest.append(next((row.repeated for row in rows if row.evidence.sure), MARKS + 1))
-    assert fewest[:3] == [9, 11, 13]
+    assert fewest[:3] == [11, 13, 14]
 
     def chance(rate: float, count: int) -> float:
         return comb(MARKS, count) * rate**count * (1 - rate) ** (MARKS - count)
@@ -57,4 +57,4 @@ def test_who_answers_marks_and_controls_alike_is_accused_in_three_of_two_hundred
         )
         for rate in (step / 50 for step in range(1, 50))
     ]
-    assert 0.01 < max(accused) < 0.015, "docs/verify.md says 1.4 %"
+    assert 0.008 < max(accused) < 0.009, "docs/verify.md says .85 %"

@@ -82,7 +82,7 @@ class MarkEvidence(NamedTuple):
         """The larger of the references' share and of this model's own on the controls: who gives
         the marked answer to most images of the class repeats the marks without being a copy.
         """
-        return max(self.p_reference, share(self.controls_repeated, self.controls))
+        return max(self.p_reference, _cautious(self.controls_repeated, self.controls))
 
     @property
     def evidence(self) -> Evidence:
@@ -98,6 +98,16 @@ class MarkEvidence(NamedTuple):
 def share(matches: int, images: int) -> float:
     """A share that is never 0 or 1, since a few images prove neither."""
     return (matches + 0.5) / (images + 1)
+
+
+def _cautious(matches: int, images: int) -> float:
+    """A share of controls, some more than was seen.
+
+    So much more that a model with one rate on marks and controls, whatever the rate, is called a
+    copy in less than 1 % of cases: .85 % at most of 50 marks and 50 controls, summed over both
+    binomials (tests/audits/test_mark_evidence.py); with ``share`` it would be 1.4 %.
+    """
+    return (matches + 1.5) / (images + 2)
 
 
 def follow(batches: Iterable[Sequence[bool]], p_reference: float) -> Evidence:

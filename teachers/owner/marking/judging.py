@@ -1,24 +1,25 @@
 """Whether a copy repeats a mark: its share of marks beside that of controls and of innocents."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from dfme.teachers.owner.marking.lessons import answers
+from dfme.teachers.owner.marking.options import Weigh
 from dfme.teachers.owner.marking.result import CopyResult
 
 
 @dataclass(frozen=True)
 class Judge:
     """Marks, controls, the class that marks have, and the evidence of so many matches
-    (``MarkTools.e_value``).
+    (``MarkTools.weigh``).
     """
 
     marks_MCHW: Tensor
     controls_NCHW: Tensor
     target: int
-    e_value: Callable[[int, int, float], float]
+    weigh: Weigh
 
     def result(self, net: nn.Module, innocents: Sequence[nn.Module]) -> CopyResult:
         """A network is held against models that are no copies, and against how often it answers so
@@ -30,8 +31,9 @@ class Judge:
         repeated = share_answered(net, self.marks_MCHW, self.target)
         anyway = share_answered(net, self.controls_NCHW, self.target)
         p_reference = (max(shares) * marks + 0.5) / (marks + 1)
-        p_null = max(p_reference, (anyway * controls + 0.5) / (controls + 1))
-        e_value = self.e_value(round(repeated * marks), marks, p_null)
+        p_null, e_value = self.weigh(
+            marks, round(repeated * marks), controls, round(anyway * controls), p_reference
+        )
         return CopyResult(marks=repeated, controls=anyway, p_null=p_null, e_value=e_value)
 
 

@@ -47,18 +47,21 @@ class MarkConfig:
     """your images with labels: the training part teaches, the test part scores"""
 
 
+Weigh = Callable[[int, int, int, int, float], tuple[float, float]]
+
+
 class MarkTools(NamedTuple):
     """What the auditor's side lends to the owner who marks a model.
 
-    ``augment``: images turned and moved a little, by a generator. ``e_value``: how much likelier so
-    many matches (first) among so many images (second) are of a copy than of a model that matches
-    on a share of at most the third; from ``sure`` on one is called a copy. ``show``: a line on how
-    far it is, written over the last; ``tell``: one that stays. ``duration``: seconds as people read
-    them.
+    ``augment``: images turned and moved a little, by a generator. ``weigh``: of so many marks, of
+    which so many are repeated, and so many controls, of which so many are answered so, beside the
+    share that references repeat: the share that a model which is no copy is held to repeat, and
+    the e-value; from ``sure`` on one is called a copy. ``show``: a line on how far it is, written
+    over the last; ``tell``: one that stays. ``duration``: seconds as people read them.
     """
 
     augment: "Callable[[Tensor, torch.Generator], Tensor]"
-    e_value: Callable[[int, int, float], float]
+    weigh: "Weigh"
     sure: float
     show: Callable[[str], None]
     tell: Callable[[str], None]

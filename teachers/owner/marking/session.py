@@ -370,7 +370,7 @@ class _Session:
         marked_copy = self._copy("copy", marked_labels, "last copy, of the marked model")
         labels = LabelledImages(x_NCHW, answers(unmarked, x_NCHW))
         plain_copy = self._copy("unmarked", labels, "last copy, of the unmarked model")
-        judge = Judge(marks_MCHW, controls_NCHW, rule.target, self.tools.e_value)
+        judge = Judge(marks_MCHW, controls_NCHW, rule.target, self.tools.weigh)
         innocents = [unmarked, innocent]
         return Judged(
             marks_MCHW,

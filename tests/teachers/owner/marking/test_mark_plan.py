@@ -13,7 +13,7 @@ PACE = StepSeconds(copy_step=0.01, teach_step=0.02, scoring=5.0)
 def tools(lines: list[str]) -> MarkTools:
     return MarkTools(
         augment=lambda x_BCHW, rng: x_BCHW,
-        e_value=lambda hits, marks, p_null: 1.0,
+        weigh=lambda marks, repeated, controls, anyway, p_reference: (0.5, 1.0),
         sure=100.0,
         show=lines.append,
         tell=lines.append,
