@@ -17,6 +17,7 @@ from dfme.files import remove
 from dfme.teachers.owner.marking.judging import (
     Judge,
     Judged,
+    newly_wrong,
     share_answered,
     share_right,
     worst_class,
@@ -33,7 +34,7 @@ from dfme.teachers.owner.marking.lessons import (
     train,
 )
 from dfme.teachers.owner.marking.memory import DAMAGED, Memory
-from dfme.teachers.owner.marking.options import MarkConfig, MarkTools
+from dfme.teachers.owner.marking.options import DECISIVE, MarkConfig, MarkTools
 from dfme.teachers.owner.marking.plan import (
     MarkProgress,
     Plan,
@@ -43,6 +44,7 @@ from dfme.teachers.owner.marking.plan import (
 from dfme.teachers.owner.marking.result import (
     KEY,
     MODEL,
+    NOT_SHOWN,
     SHEET,
     Accuracy,
     MarkOutcome,
@@ -77,6 +79,8 @@ def mark(
     in the time that is given.
     """
     began = time.monotonic()
+    for sentence in subject.doubts:
+        tools.tell(f"warning: {sentence}")
     check_images(subject, config)
     pace = _pace(subject, tools)
     plan = plan_within(config.candidates, pace, None if config.resume else config.minutes)
@@ -119,7 +123,7 @@ def _begun(memory: Memory, subject: Subject, config: MarkConfig, plan: Plan) -> 
     or options.
     """
     inputs = dict(subject.inputs)
-    for name in ("marks", "share", "spare", "candidates", "max_loss", "seed"):
+    for name in DECISIVE:
         inputs[name] = str(getattr(config, name))
     kept = memory.read(PLAN)
     if kept is None:
@@ -212,6 +216,7 @@ class _Session:
             worst_class=worst_class(before, after, subject.test.classes_N),
             share=float(rule.changed(subject.train).double().mean()),
             changed=float(rule.changed(subject.test).double().mean()),
+            newly_wrong=newly_wrong(before, after, subject.test.classes_N),
             candidates=tuple(candidates),
             marks=len(outcome.marks_MCHW) if outcome else 0,
             controls=len(outcome.controls_NCHW) if outcome else 0,
@@ -225,6 +230,7 @@ class _Session:
             original_sha256=subject.inputs["original"],
             seconds=round(seconds + time.monotonic() - began, 1),
             seed=self.config.seed,
+            text=(*subject.doubts, *NOT_SHOWN),
         )
 
     # Choosing
