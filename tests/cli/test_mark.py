@@ -20,6 +20,7 @@ import torch
 from begun import refused_words
 from command_line import run
 from marking import CLASSES, few_steps, small_model, small_task
+from PIL import Image
 
 from dfme.config.settings import TeacherConfig
 from dfme.owner_side import load_marks
@@ -118,6 +119,26 @@ def test_its_figures_are_those_of_the_two_files(marked: Marked) -> None:
         assert result[f"accuracy_{name}"]["share"] == pytest.approx(share, abs=1e-9)
     assert result["newly_wrong"] == float((right[0] & ~right[1]).double().mean()) > 0
     assert result["constant"] == 0.25
+
+
+def test_its_sheet_shows_the_training_images_that_are_answered_wrongly_now(marked: Marked) -> None:
+    data = np.load(marked.folder / "task.npz")
+    x_NCHW = torch.from_numpy(data["train_images"]).float() / 255
+    key = load_marks(str(marked.folder / "marked/marks.key"))
+    was_N, is_N = (
+        teacher(marked.folder / path)(x_NCHW).argmax(1) == key.target
+        for path in ("model.safetensors", "marked/model.safetensors")
+    )
+    of_class_N = torch.from_numpy(data["train_labels"]) == key.source
+    wronged = data["train_images"][(is_N & ~was_N & of_class_N).numpy()]
+    sheet = np.array(Image.open(marked.folder / "marked/marks.png"))
+    shown = [
+        sheet[top : top + 48 : 6, left : left + 48 : 6, 0]
+        for top in range(0, 50 * -(-len(wronged) // 10), 50)
+        for left in range(0, 500, 50)
+    ]
+    assert 10 < len(wronged) <= 50
+    assert np.array_equal(np.stack(shown[: len(wronged)]), wronged[:, 0])
 
 
 def test_only_its_owner_may_read_what_is_secret_and_nothing_else_tells_it(marked: Marked) -> None:
@@ -258,6 +279,7 @@ def test_what_is_wrong_with_the_images_is_said_first_and_in_the_result(
     np.savez(task / "task.npz", **parts)
     assert run(f"mark model.safetensors {FLAGS} --seed 1 --out marked") == 4
     shown = capsys.readouterr()
+    assert shown.err.count("drawing rule ") == 2
     text = json.loads((task / "marked/mark.json").read_text())["text"]
     for number, start in enumerate((
         "299 of 1,190 training images repeat another",

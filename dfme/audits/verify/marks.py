@@ -156,7 +156,8 @@ class MarkCase(Models):
         (marks, controls) = (len(self._key.marks_MCHW), len(self._key.controls_NCHW))
         if controls < min(marks, MAX_MARKS):
             raise UserError(
-                f"--marks: {self._path}: expected a control for every mark, got {controls} for {marks}"
+                f"--marks: {self._path}: expected a control for every mark, got {controls} for "
+                f"{marks}"
             )
 
     def _require_marked(self, model: MarkEvidence) -> None:
