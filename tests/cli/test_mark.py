@@ -285,7 +285,7 @@ def test_what_is_wrong_with_the_images_is_said_first_and_in_the_result(
     for number, start in enumerate((
         "299 of 1,190 training images repeat another",
         "90 of 300 test images are among the training images",
-        "the model answers 0.0% of 300 test images rightly",
+        "the model answers 0.0% of 200 test images rightly",
     )):  # fmt: skip
         assert text[number].startswith(start)
         assert f"warning: {text[number]}" in shown.err

@@ -4,6 +4,7 @@ import time
 
 import torch
 
+from dfme.compute.modules import LULL
 from dfme.teachers.owner.marking.lessons import answers, of_images
 from dfme.teachers.owner.marking.options import MarkTools
 from dfme.teachers.owner.marking.plan import StepSeconds
@@ -20,6 +21,7 @@ def pace_of(subject: Subject, tools: MarkTools) -> StepSeconds:
     net = subject.fresh(0)
     owner = subject.second()
     times = list[float]()
+    heard = time.monotonic()
     for trained in (net, owner):
         loss = of_images(trained, rule_free, tools.augment)
         rng = torch.Generator().manual_seed(0)
@@ -28,6 +30,9 @@ def pace_of(subject: Subject, tools: MarkTools) -> StepSeconds:
                 began = time.perf_counter()
             trained.zero_grad()
             loss(rng).backward()
+            if time.monotonic() > heard + LULL:
+                heard = time.monotonic()
+                tools.show(f"trying how fast this machine is: step {number + 1}")
         times.append((time.perf_counter() - began) / TIMED_STEPS)
     began = time.perf_counter()
     answers(owner, few.x_NCHW)

@@ -34,7 +34,7 @@ MIN_USABLE = 2
 MIN_CHANGED = 5
 """Training images that a rule changes."""
 MIN_TEST = 50
-MAX_TRIED = 500
+MAX_TRIED = 200
 """Test images by which the model is tried before it is marked."""
 MAX_NUMBERS = 1_000_000_000
 """Of the training images: four gigabytes. Of more, a part is taken, spread evenly."""
