@@ -8,12 +8,14 @@ Kinds of marks:
 - `style`: images of one class that are extreme along a secret direction (within the space of the
   class's five greatest variations), marked as another class. All training images beyond a bound
   are taught so, so that whoever asks images of the task buys some;
+- `inner`: the same in the space of the owner's net's last features instead of pixels;
 - `border`: the same for the images of a class that other nets hold for most like another class.
 - `answers`: no mark of the model: some of the images that are asked are answered wrongly, at random
   (the defence `watermark`), and are the marks.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import islice
 
@@ -23,7 +25,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from dfme.students.replay import augment
-from research.unpaid import cosine, divergence, step
+from research.unpaid import cosine, divergence, mirrored, scores_of, step
 
 BATCH = 64
 PATTERN = 5  # numbers a side of a pattern before it is enlarged
@@ -31,15 +33,40 @@ PAIRS = 20_000
 UNSURE = (0.6, 0.95)  # probability of the answered class of a picture that may be a mark
 MIN_OTHER = 0.03  # and of the marked class
 VARIATIONS = 5
+CLIMB_STEPS = 60
+CLIMB_STEP = 0.1  # of an image's Euclidean length
 STUDENTS = 4  # simulated copies at a time
 STUDENT_RATE = 0.05
 STUDENT_STEPS = 3  # of each of them by itself, after one that the owner's gradient goes through
 MARK_RATE = 1e-3
 RULE_WEIGHT = 0.1  # of the loss on as many images on either side of a rule's bound
-KINDS = ("patterns", "between", "overlaid", "style", "border", "answers")
-RULES = ("style", "border")
+KINDS = ("patterns", "between", "overlaid", "style", "inner", "border", "answers")
+RULES = ("style", "inner", "border")
+SPACES = ("style", "inner")
 
 Weights = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class View:
+    """How a net sees images in training: turned a little, and mirrored half of the time if
+    ``mirror``; computed in bf16 if ``brief``.
+    """
+
+    mirror: bool = False
+    brief: bool = False
+
+    def images(self, x_BCHW: Tensor, rng: torch.Generator) -> Tensor:
+        x_BCHW = augment(x_BCHW, "affine", rng)
+        return mirrored(x_BCHW, rng) if self.mirror else x_BCHW
+
+    def scores(self, net: nn.Module, x_BCHW: Tensor) -> Tensor:
+        """Scores (B, K) before any softmax."""
+        scores_BK: Tensor = scores_of(net, x_BCHW) if self.brief else net(x_BCHW)
+        return scores_BK
+
+
+PLAIN = View()
 
 
 @dataclass(frozen=True)
@@ -57,17 +84,17 @@ class Images:
 class Marking:
     """The marks, and the training images' classes as the owner is taught them.
 
-    ``ordinary``: of a rule, images of its class that it does not change, with the marked class: who
+    ``controls``: of a rule, images of its class that it does not change, with the marked class: who
     repeats these too does not repeat the mark.
     """
 
     marks: Images
     taught_N: Tensor
-    ordinary: Images | None = None
+    controls: Images | None = None
 
-    def batch(self, train: Images, rng: torch.Generator) -> Images:
+    def batch(self, train: Images, rng: torch.Generator, view: View) -> Images:
         """Some marks; of a rule as many images on either side of its bound, turned a little."""
-        if self.ordinary is None:
+        if torch.equal(self.taught_N, train.classes_N):
             index_B = torch.randint(len(self.marks.x_NCHW), (BATCH // 2,), generator=rng)
             return self.marks.part(index_B)
         changed_N = self.taught_N != train.classes_N
@@ -76,7 +103,7 @@ class Marking:
         both = [side_N.nonzero()[:, 0] for side_N in sides]
         index = [some[torch.randint(len(some), (BATCH // 8,), generator=rng)] for some in both]
         index_B = torch.cat(index)
-        return Images(augment(train.x_NCHW[index_B], "affine", rng), self.taught_N[index_B])
+        return Images(view.images(train.x_NCHW[index_B], rng), self.taught_N[index_B])
 
 
 def scores(net: nn.Module, x_NCHW: Tensor) -> Tensor:
@@ -94,14 +121,20 @@ def mean_scores(nets: Sequence[nn.Module], x_NCHW: Tensor) -> Tensor:
 
 
 def learn(
-    net: nn.Module, x_NCHW: Tensor, target_NK: Tensor, decay: float, steps: int, seed: int
+    net: nn.Module,
+    x_NCHW: Tensor,
+    target_NK: Tensor,
+    decay: float,
+    steps: int,
+    seed: int,
+    view: View = PLAIN,
 ) -> nn.Module:
     """A plain loop: AdamW, a cosine, affine augmentation, Kullback-Leibler divergence."""
     rng = torch.Generator().manual_seed(seed)
     for optimizer, _ in cosine(net, decay, steps):
         index_B = torch.randint(len(x_NCHW), (BATCH,), generator=rng)
-        x_BCHW = augment(x_NCHW[index_B], "affine", rng)
-        step(optimizer, divergence(net(x_BCHW), target_NK[index_B]))
+        x_BCHW = view.images(x_NCHW[index_B], rng)
+        step(optimizer, divergence(view.scores(net, x_BCHW), target_NK[index_B]))
     return net.eval()
 
 
@@ -136,6 +169,85 @@ def of_two(
 
 
 @dataclass(frozen=True)
+class Space:
+    """V greatest variations of some images' features (pixels, if nothing is said), by principal
+    components of equal weight.
+    """
+
+    feature: Callable[[Tensor], Tensor]
+    mean_D: Tensor
+    axes_DV: Tensor
+    deviation_V: Tensor
+
+    def along(self, direction_V: Tensor) -> Callable[[Tensor], Tensor]:
+        """Place of images along a direction of length 1."""
+        direction_D = (self.axes_DV @ (direction_V / self.deviation_V)).float()
+
+        def value(x_NCHW: Tensor) -> Tensor:
+            value_N: Tensor = (self.feature(x_NCHW) - self.mean_D) @ direction_D
+            return value_N
+
+        return value
+
+    def pushed(self, x_NCHW: Tensor, direction_V: Tensor, far: float) -> Tensor:
+        """Images moved so far along the direction, before pixels are clipped."""
+        if self.feature is not pixels:
+            return climbed(self.along(direction_V), x_NCHW, far)
+        push_D = (self.axes_DV @ (direction_V * self.deviation_V)).float()
+        return (x_NCHW + far * push_D.view(x_NCHW.shape[1:])).clamp(0, 1)
+
+
+def pixels(x_NCHW: Tensor) -> Tensor:
+    return x_NCHW.flatten(1)
+
+
+def features(net: nn.Module) -> Callable[[Tensor], Tensor]:
+    """What a net's last layer learns from (N, D)."""
+    below = deepcopy(net).eval().requires_grad_(requires_grad=False)
+    last = [name for name, part in below.named_modules() if isinstance(part, nn.Linear)][-1]
+    holder, _, name = last.rpartition(".")
+    setattr(below.get_submodule(holder), name, nn.Identity())
+
+    def feature(x_NCHW: Tensor) -> Tensor:
+        return torch.cat([below(part) for part in x_NCHW.split(500)])
+
+    return feature
+
+
+def space_of(
+    x_NCHW: Tensor, feature: Callable[[Tensor], Tensor] = pixels, mirror: bool = False
+) -> Space:
+    """With ``mirror`` of what an image and its mirror image have in common."""
+    x_ND = feature(x_NCHW)
+    mean_D = x_ND.mean(0)
+    if mirror:
+        x_ND = (x_ND + feature(x_NCHW.flip(3))) / 2
+    x_ND = x_ND.double()
+    if len(x_ND) >= x_ND.shape[1]:
+        variance_D, axes_DD = torch.linalg.eigh(x_ND.T.cov())
+        axes_DV = axes_DD[:, -VARIATIONS:]
+    else:  # the same, and faster
+        x_ND = x_ND - x_ND.mean(0)
+        variance_D, mixes_NN = torch.linalg.eigh(x_ND @ x_ND.T / (len(x_ND) - 1))
+        axes_DV = functional.normalize(x_ND.T @ mixes_NN[:, -VARIATIONS:], dim=0)
+    axes_DV = axes_DV * axes_DV.sum(0).sign()  # eigenvectors have no sign of their own
+    return Space(feature, mean_D, axes_DV, variance_D[-VARIATIONS:].sqrt())
+
+
+def climbed(value: Callable[[Tensor], Tensor], x_MCHW: Tensor, pushed: float) -> Tensor:
+    """Images whose value has risen by ``pushed``, or by what 60 steps of ascent give."""
+    aim_M = value(x_MCHW) + pushed
+    for _ in range(CLIMB_STEPS if pushed else 0):
+        x_MCHW = x_MCHW.detach().requires_grad_()
+        value_M = value(x_MCHW)
+        (slope_MCHW,) = torch.autograd.grad(value_M.sum(), x_MCHW)
+        length_M = slope_MCHW.flatten(1).norm(dim=1).clamp(min=1e-9)
+        far_M = CLIMB_STEP * (value_M < aim_M) / length_M
+        x_MCHW = (x_MCHW.detach() + far_M[:, None, None, None] * slope_MCHW).clamp(0, 1)
+    return x_MCHW.detach()
+
+
+@dataclass(frozen=True)
 class Rule:
     """Images of ``source`` with a value (``value`` of images) above ``bound`` become ``target``."""
 
@@ -143,8 +255,8 @@ class Rule:
     target: int
     value: Callable[[Tensor], Tensor]
     bound: float
-    push_CHW: Tensor | None = None
-    """What raises an image's value by 1 if it is added, before pixels are clipped."""
+    space: Space | None = None
+    direction_V: Tensor | None = None
 
     def changed(self, images: Images) -> Tensor:
         """Which images (N,) the rule changes."""
@@ -160,8 +272,9 @@ class Rule:
         value_N = self.value(images.x_NCHW).masked_fill(~self.changed(images), -torch.inf)
         most = min(count, int(self.changed(images).sum()))
         x_MCHW = images.x_NCHW[value_N.topk(most).indices]
-        if self.push_CHW is not None:
-            x_MCHW = (x_MCHW + pushed * self.push_CHW).clamp(0, 1)
+        if self.space is not None:
+            assert self.direction_V is not None
+            x_MCHW = self.space.pushed(x_MCHW, self.direction_V, pushed)
         return Images(x_MCHW, torch.full((most,), self.target))
 
     def ordinary(self, images: Images) -> Images:
@@ -170,24 +283,8 @@ class Rule:
         return Images(images.x_NCHW[left_N], torch.full((int(left_N.sum()),), self.target))
 
 
-def style(x_NCHW: Tensor, rng: torch.Generator) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-    """Place of images along a random direction of the space of these images' greatest variations,
-    by principal components of equal weight; and what raises it by 1.
-    """
-    mean_D = x_NCHW.flatten(1).mean(0)
-    variance_D, axes_DD = torch.linalg.eigh(x_NCHW.flatten(1).double().T.cov())
-    deviation_V = variance_D[-VARIATIONS:].sqrt()
-    axes_DV = axes_DD[:, -VARIATIONS:]
-    axes_DV = axes_DV * axes_DV.sum(0).sign()  # eigenvectors have no sign of their own
-    direction_V = functional.normalize(torch.randn(VARIATIONS, generator=rng), dim=0)
-    direction_D = (axes_DV @ (direction_V / deviation_V)).float()
-
-    def value(other_NCHW: Tensor) -> Tensor:
-        value_N: Tensor = (other_NCHW.flatten(1) - mean_D) @ direction_D
-        return value_N
-
-    push_D = (axes_DV @ (direction_V * deviation_V)).float()
-    return value, push_D.view(x_NCHW.shape[1:])
+def any_direction(rng: torch.Generator) -> Tensor:
+    return functional.normalize(torch.randn(VARIATIONS, generator=rng), dim=0)
 
 
 def border(nets: Sequence[nn.Module], source: int, target: int) -> Callable[[Tensor], Tensor]:
@@ -208,18 +305,43 @@ def rule_of(
     share: float,
     classes: int,
     rng: torch.Generator,
+    mirror: bool = False,
 ) -> Rule:
     """A random rule that changes this share of the training images."""
     source, target = torch.randperm(classes, generator=rng)[:2].tolist()
     x_SCHW = train.x_NCHW[train.classes_N == source]
-    push_CHW = None
-    if kind == "style":
-        value, push_CHW = style(x_SCHW, rng)
-    else:
-        value = border(nets, source, target)
     count = round(share * len(train.classes_N))
+    if kind == "border":
+        value = border(nets, source, target)
+        bound = float(value(x_SCHW).sort(descending=True).values[count])
+        return Rule(source, target, value, bound)
+    space = space_of(x_SCHW, features(nets[0]) if kind == "inner" else pixels, mirror)
+    direction_V = any_direction(rng)
+    value = space.along(direction_V)
     bound = float(value(x_SCHW).sort(descending=True).values[count])
-    return Rule(source, target, value, bound, push_CHW)
+    return Rule(source, target, value, bound, space, direction_V)
+
+
+def controls_of(
+    rule: Rule, images: Images, count: int, pushed: float, rng: torch.Generator
+) -> Images:
+    """Images of a style's class that the rule leaves, with the class that marks have: half as they
+    are, half extreme along other random directions (at right angles to the rule's) and pushed.
+    """
+    left = rule.ordinary(images)
+    order_N = torch.randperm(len(left.classes_N), generator=rng)
+    plain_NCHW = left.x_NCHW[order_N[: count // 2]]
+    assert rule.space is not None
+    assert rule.direction_V is not None
+    chosen = list[Tensor]()
+    for _ in range(count - count // 2):
+        other_V = any_direction(rng)
+        other_V = other_V - (other_V @ rule.direction_V) * rule.direction_V
+        other_V = functional.normalize(other_V, dim=0)
+        most = int(rule.space.along(other_V)(left.x_NCHW).argmax())
+        chosen.append(rule.space.pushed(left.x_NCHW[most : most + 1], other_V, pushed))
+    x_NCHW = torch.cat([plain_NCHW, *chosen])
+    return Images(x_NCHW, torch.full((len(x_NCHW),), rule.target))
 
 
 def rehearsed(
@@ -340,6 +462,7 @@ def marked(
     fresh: Callable[[int], nn.Module],
     steps: int,
     seed: int,
+    view: View = PLAIN,
 ) -> nn.Module:
     """Train an owner's net further, on its task and on the marks.
 
@@ -349,16 +472,19 @@ def marked(
     rng = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(owner.parameters(), MARK_RATE, weight_decay=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    ruled = not torch.equal(marking.taught_N, train.classes_N)
     batches = endless(train.x_NCHW, rng)
     copies = [Simulated(fresh(number), 0) for number in range(STUDENTS if how.weight else 0)]
     owner.train()
     for number in range(steps):
         index_B = torch.randint(len(train.x_NCHW), (BATCH,), generator=rng)
-        x_BCHW = augment(train.x_NCHW[index_B], "affine", rng)
-        loss = functional.cross_entropy(owner(x_BCHW), marking.taught_N[index_B])
-        some = marking.batch(train, rng)
-        weight = 1.0 if marking.ordinary is None else RULE_WEIGHT
-        loss = loss + weight * functional.cross_entropy(owner(some.x_NCHW), some.classes_N)
+        x_BCHW = view.images(train.x_NCHW[index_B], rng)
+        loss = functional.cross_entropy(view.scores(owner, x_BCHW), marking.taught_N[index_B])
+        some = marking.batch(train, rng, view)
+        weight = RULE_WEIGHT if ruled else 1.0
+        loss = loss + weight * functional.cross_entropy(
+            view.scores(owner, some.x_NCHW), some.classes_N
+        )
         if copies:
             copy = copies[number % STUDENTS]
             weights = copy.stepped(owner, batches, how)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from research import marking, marks
+from research import marked_task, marking, marks
 from research.marking import Images, Marking, Rehearsal, Simulated, how_far, of_two, rule_of
 
 SHAPE = (1, 8, 8)
@@ -58,10 +58,58 @@ def test_a_rule_changes_the_most_extreme_of_one_class_and_those_are_the_marks(ki
 
 def test_a_pushed_image_lies_so_much_further_along_the_style() -> None:
     x_NCHW = images(100).x_NCHW
-    value, push_CHW = marking.style(x_NCHW, rng(1))
-    torch.testing.assert_close(value(x_NCHW + 2 * push_CHW), value(x_NCHW) + 2)
+    space = marking.space_of(x_NCHW)
+    direction_V = marking.any_direction(rng(1))
+    value = space.along(direction_V)
+    inner_NCHW = 0.3 + 0.4 * x_NCHW  # so that nothing is clipped
+    moved_NCHW = space.pushed(inner_NCHW, direction_V, 0.1)
+    torch.testing.assert_close(value(moved_NCHW), value(inner_NCHW) + 0.1)
     assert float(value(x_NCHW).std()) == pytest.approx(1, abs=1e-3)
     assert float(value(x_NCHW).mean()) == pytest.approx(0, abs=1e-4)
+
+
+def test_fewer_images_than_pixels_have_the_same_variations() -> None:
+    x_NCHW = images(40).x_NCHW
+    space = marking.space_of(x_NCHW)
+    _, spread_D, axes_DD = torch.linalg.svd(x_NCHW.flatten(1) - x_NCHW.flatten(1).mean(0))
+    deviation_V = (spread_D[:5] / 39**0.5).flip(0)
+    torch.testing.assert_close(space.deviation_V.float(), deviation_V, rtol=1e-4, atol=1e-5)
+    alike_VV = (space.axes_DV.float().T @ axes_DD[:5].flip(0).T).abs()
+    torch.testing.assert_close(alike_VV, torch.eye(5), rtol=0, atol=1e-3)
+
+
+def test_a_mirror_image_falls_under_the_same_rule() -> None:
+    x_NCHW = images(100).x_NCHW
+    value = marking.space_of(x_NCHW, mirror=True).along(marking.any_direction(rng(1)))
+    torch.testing.assert_close(value(x_NCHW), value(x_NCHW.flip(3)), rtol=1e-3, atol=1e-4)
+    assert float(value(x_NCHW).std()) > 0.5
+
+
+def test_an_image_climbs_in_the_net_s_own_space() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 4))
+    x_NCHW = images(100).x_NCHW
+    feature = marking.features(net)
+    torch.testing.assert_close(feature(x_NCHW), net[:3](x_NCHW))
+    space = marking.space_of(x_NCHW, feature)
+    direction_V = marking.any_direction(rng(1))
+    moved_NCHW = space.pushed(x_NCHW[:20], direction_V, 0.5)
+    value = space.along(direction_V)
+    risen_N = value(moved_NCHW) - value(x_NCHW[:20])
+    assert float(risen_N.min()) > 0.4
+    assert float(risen_N.max()) < 1.5
+    assert 0 <= float(moved_NCHW.min()) < float(moved_NCHW.max()) <= 1
+
+
+def test_controls_are_images_that_the_rule_leaves() -> None:
+    train = images(400)
+    rule = rule_of("style", train, [], 0.05, 4, rng(3))
+    controls = marking.controls_of(rule, train, 10, 0.1, rng(4))
+    assert controls.classes_N.tolist() == [rule.target] * 10
+    assert float(rule.value(controls.x_NCHW).max()) < rule.bound + 0.1
+    whole = {image.numpy().tobytes() for image in rule.ordinary(train).x_NCHW}
+    untouched = [image.numpy().tobytes() in whole for image in controls.x_NCHW]
+    assert untouched == [True] * 5 + [False] * 5
 
 
 def test_a_simulated_copy_takes_steps_of_descent_that_the_owner_can_follow() -> None:
@@ -137,33 +185,64 @@ def test_an_owner_learns_its_marks_beside_its_task(weight: float) -> None:
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A data set, and few nets of few steps."""
     draw = np.random.default_rng(0)
-    labels = np.arange(300) % 4
+    labels = draw.permutation(np.arange(300) % 4)
     pictures = (draw.random((300, *SHAPE)) * 60 + 60 * labels[:, None, None, None]).astype(np.uint8)
     np.savez(
         tmp_path / "small.npz",
         train_images=pictures[:200], train_labels=labels[:200],
         test_images=pictures[200:], test_labels=labels[200:],
     )  # fmt: skip
-    monkeypatch.setattr(marks, "LIKE", 50)
-    monkeypatch.setattr(marks, "OWNER_STEPS", 30)
-    for name in ("CHOOSERS", "REFERENCES", "INNOCENTS"):
-        monkeypatch.setattr(marks, name, {len(name): "cnn_small", 205: "cnn_small"})
-    build = marks.build_net
-    monkeypatch.setattr(marks, "build_net", lambda _, *rest: build("cnn_small", *rest))
+    monkeypatch.setattr(marked_task, "LIKE", 50)
     return tmp_path
 
 
 def test_a_report_names_marks_innocents_and_every_attack(
     small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    attacks = ["labels40", "scores40", "drawn40", "filtered", "tuned", "pruned", "again"]
+    attacks = ["labels40", "scores40", "decimals40", "drawn40", "filtered", "tuned", "pruned"]
+    innocents = [f"cnn_small:{learning}" for learning in marked_task.LEARNINGS]
     rule = ["--kind", "style", "--share", "0.05", "--candidates", "2", "--marks", "10"]
-    quick = ["--steps", "20", "--copy-steps", "300", "--copy-seeds", "0", "--seeds", "10"]
-    words = [str(small / "small.npz"), str(small / "nets"), *rule, *quick, "--attacks", *attacks]
-    marks.main([*words, "--unmarked"])
+    quick = ["--steps", "20", "--copy-steps", "40", "--copy-seeds", "0", "--seeds", "10"]
+    nets = ["--owner", "cnn_small", "--nets", "cnn_small", "--references", "cnn_small"]
+    words = [str(small / "small.npz"), str(small / "nets"), *rule, *quick, *nets]
+    words += [
+        "--owner-steps",
+        "30",
+        "--rehearsal",
+        "50",
+        "--innocents",
+        *innocents,
+        "--attacks",
+        *attacks,
+        "again",
+    ]
+    marks.main([*words, "--unmarked", "--mirror", "--brief"])
     lines = capsys.readouterr().out.splitlines()
     assert "  10 marks, p_reference" in lines[3]
-    assert lines[4].startswith("  innocents ")
-    assert lines[4].endswith("of 2 called copies")
-    assert [line.split()[0] for line in lines[5:]] == attacks
-    assert all("unmarked owner's" in line for line in lines[5:])
+    assert [line.split()[1] for line in lines[4:10]] == [f"{name}:" for name in innocents]
+    assert "of 6 innocents called copies" in lines[10]
+    assert [line.split()[0] for line in lines[11:]] == [*attacks, "again"]
+    assert all("unmarked owner's" in line for line in lines[11:])
+
+
+def test_an_attacker_s_images_come_from_the_training_part_or_a_file(small: Path) -> None:
+    data = str(small / "small.npz")
+    whole = marked_task.part_of(data, "train")
+    held = marked_task.task_of(data, small, "60", 1, marking.PLAIN)
+    assert (len(held.like.classes_N), len(held.train.classes_N)) == (60, 140)
+    both = torch.cat([held.like.x_NCHW, held.train.x_NCHW]).flatten(1).sum(1).sort().values
+    torch.testing.assert_close(both, whole.x_NCHW.flatten(1).sum(1).sort().values)
+    arrays = np.load(small / "small.npz")
+    pool = small / "pool.npz"
+    np.savez(pool, images=arrays["test_images"], labels=arrays["test_labels"])
+    other = marked_task.task_of(data, small, str(pool), 1, marking.PLAIN)
+    assert len(other.scored.classes_N) == len(other.like.classes_N) == 100
+    assert float(other.like.x_NCHW.max()) <= 1
+
+
+def test_a_copy_may_begin_with_another_net_s_layers(tmp_path: Path) -> None:
+    first, second = (nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)) for _ in range(2))
+    torch.save(first.state_dict(), tmp_path / "first.pt")
+    marks.begin_as(second, tmp_path / "first.pt")
+    assert torch.equal(second[0].weight, first[0].weight)
+    assert not torch.equal(second[1].weight, first[1].weight)
