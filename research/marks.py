@@ -6,10 +6,10 @@ references, which are no copies, ten more innocent nets, and copies of the owner
 marked. A net's e-value is that of `run.py verify`, with the most that a reference repeats.
 
 Attacks: `labels1000`, `labels300`, `scores1000`, `decimals1000` (scores of two decimals) learn from
-so many images like the owner's; `drawn3000` from labels of drawn images; `filtered` leaves out
-labels that a copy by the other half does not give; `tuned`, `pruned`, `again` are the copy by
-1,000 labels after fine-tuning on images with their true classes, without half of its weights, and
-copied once more.
+so many images like the owner's; `drawn3000` from labels, `drawnscores3000` from scores of drawn
+images; `filtered` leaves out labels that a copy by the other half does not give; `tuned`, `pruned`,
+`again` are the copy by 1,000 labels after fine-tuning on images with their true classes, without
+half of its weights, and copied once more.
 """
 
 import argparse
@@ -119,11 +119,12 @@ class Attacker:
             return self.afterwards(copy.deepcopy(self.copy("labels1000")), attack)
         form = attack.rstrip("0123456789")
         count = int(attack[len(form) :])
-        x_NCHW = self.drawn(count) if form == "drawn" else self.task.like.x_NCHW[:count]
+        drawn = form.startswith("drawn")
+        x_NCHW = self.drawn(count) if drawn else self.task.like.x_NCHW[:count]
         scores_NK = marking.scores(self.owner, x_NCHW)
         if form == "decimals":
             scores_NK = scores_NK.mul(100).round() / 100
-        elif form != "scores":
+        elif not form.endswith("scores"):
             scores_NK = self.task.hot(scores_NK.argmax(1))
         return self.trained(x_NCHW, scores_NK, self.seed)
 
@@ -268,14 +269,16 @@ def owner_of(
     return marking.marked(net, task.train, chosen, how, fresh, of.steps, seed + 1, task.view)
 
 
+def note(text: str) -> None:
+    print(f"  {text}", flush=True)
+
+
 def report(of: argparse.Namespace, task: Task, seed: int) -> Iterator[str]:
     plain = task.innocent(of.owner, seed)
     began = time.process_time()
-    notes = list[str]()
-    chosen = marking_of(of, task, seed, notes.append)
+    chosen = marking_of(of, task, seed, note)
     owner = owner_of(of, task, plain, chosen, seed)
     spent = time.process_time() - began
-    yield from (f"  {note}" for note in notes)
     judge = judge_of(of, task, chosen)
     accuracies = f"{100 * task.accuracy(plain):.1f} -> {100 * task.accuracy(owner):.1f}"
     yield (
