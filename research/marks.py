@@ -312,7 +312,7 @@ def main(words: Sequence[str] | None = None) -> None:
         "--like", default="test", help="attacker's images: test, so many of train, or a file"
     )
     parser.add_argument("--references", nargs="+", default=REFERENCES)
-    parser.add_argument("--innocents", nargs="+", default=INNOCENTS)
+    parser.add_argument("--innocents", nargs="*", default=INNOCENTS)
     parser.add_argument("--mirror", action="store_true", help="images in training, half of them")
     parser.add_argument("--brief", action="store_true", help="train in bf16")
     parser.add_argument("--rehearsal", type=int, default=1000, help="images of a rehearsal copy")
