@@ -142,16 +142,18 @@ class AppendFile:
 
 
 @contextlib.contextmanager
-def replacing(path: Path, keep: Path | None = None) -> Iterator[IO[bytes]]:
+def replacing(path: Path, keep: Path | None = None, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """Write a new ``path`` beside the old one and swap them at the end, on the disk, whole.
 
     With ``keep`` the old file takes that name. At every instant the old or the new file is whole
-    under ``path`` or ``keep``. Raises RunError for the disk's errors.
+    under ``path`` or ``keep``. ``mode``: of the new file from its creation on, but for what the
+    umask takes away. Raises RunError for the disk's errors.
     """
     draft = path.with_name(path.name + ".tmp")
     try:
         draft.unlink(missing_ok=True)
-        with draft.open("xb") as file:  # never through a link that lies there
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL  # never through a link that lies there
+        with open(os.open(draft, flags, mode), "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, TeacherConfig
-from dfme.errors import Problem, Ref, flag, say
+from dfme.data.images import Split
+from dfme.errors import DfmeError, Problem, Ref, ShapeUnknown, flag, say
 from dfme.files import make_folder
 from dfme.run.checks import file_problems, net_problems
 from dfme.run.directory import DirectoryLock
@@ -31,13 +32,20 @@ from dfme.teachers.owner.checks import check_teacher as check_teacher_options
 if TYPE_CHECKING:
     from dfme.data import ImageSet
     from dfme.teachers.owner.guard.guard import Guard as Guard
+    from dfme.teachers.owner.marking.key import MarkKey as MarkKey
+    from dfme.teachers.owner.marking.options import MarkConfig as MarkConfig
+    from dfme.teachers.owner.marking.options import Tools as MarkTools
+    from dfme.teachers.owner.marking.result import MarkResult as MarkResult
+    from dfme.teachers.owner.marking.subject import Subject
     from dfme.teachers.owner.measuring import Measuring, Metering
     from dfme.teachers.owner.utility import Draw
     from dfme.teachers.owner.watch.detector import Detector as Detector
 
 
 def __getattr__(name: str) -> Any:
-    """``Guard`` and ``Detector``, which load torch, only where they are asked for."""
+    """``Guard`` and ``Detector``, which load torch, and ``MarkConfig``, which one command has, only
+    where they are asked for.
+    """
     if name == "Guard":
         from dfme.teachers.owner.guard.guard import Guard
 
@@ -46,6 +54,10 @@ def __getattr__(name: str) -> Any:
         from dfme.teachers.owner.watch.detector import Detector
 
         return Detector
+    if name == "MarkConfig":
+        from dfme.teachers.owner.marking.options import MarkConfig
+
+        return MarkConfig
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -151,6 +163,111 @@ def serve(
 
         served = make(teacher, options, config.device, recorded="log" if config.record else None)
         return serve_teacher(served, config, tell=tell)
+
+
+def mark(
+    config: "MarkConfig",
+    teacher: TeacherConfig,
+    options: Mapping[str, Any],
+    tell: Callable[[str], None],
+    show: Callable[[str], None],
+) -> "tuple[Path, MarkResult]":
+    """Mark a model of kind torch: the directory, and what it came to. ``tell`` hears lines that
+    stay, ``show`` how far it is. One that was interrupted goes on; one that is done is read.
+    """
+    from dfme.run.directory import RunDirectory
+    from dfme.run.job import resume_command
+    from dfme.teachers.owner.marking.result import read_result
+    from dfme.teachers.owner.marking.session import mark as mark_model
+
+    job = job_of(teacher, options, config.device, config.evaluation)
+    if config.resume:
+        directory = RunDirectory(Path(config.out or ""))
+    else:
+        subject = _subject(job, tell)
+        directory = RunDirectory.create(Path(config.out or RunDirectory.free_name(MARKED)))
+    with directory:
+        result = read_result(directory.path)
+        if result is not None:
+            return directory.path, result
+        try:
+            if config.resume:
+                subject = _subject(job, tell)
+            else:
+                directory.write_config(_settings(config, job))
+            tell(f"if stopped, go on with:\n  {resume_command(directory.path, job, 'mark')}")
+            return directory.path, mark_model(subject, config, directory.path, _tools(tell, show))
+        except DfmeError:
+            directory.is_new_run = not (directory.path / "state").exists()
+            raise
+
+
+MARKED = Path("runs/marked")
+
+
+def _settings(config: "MarkConfig", job: Job) -> str:
+    """config.yaml of a marking."""
+    from dfme.config.yaml_files import dump_yaml
+    from dfme.methods import METHODS
+    from dfme.run.job import document, plain
+
+    options = {name: value for name, value in vars(config).items() if name not in ("out", "resume")}
+    settings = {name: plain(value, name) for name, value in options.items()}
+    known = replace(job, method="static", method_config=METHODS["static"].config())
+    return dump_yaml({**settings, "teacher": document(known)["teacher"]})
+
+
+def _subject(job: Job, tell: Callable[[str], None]) -> "Subject":
+    """The model that is marked, and its owner's images within 0 and 1."""
+    from dfme.run.build import white_box
+    from dfme.run.scores import evaluation_images, shape_of
+    from dfme.teachers.owner.marking.subject import subject_of
+
+    evaluation = job.config.evaluation
+    try:
+        model = white_box(job)
+    except ShapeUnknown:
+        if (shape := shape_of(evaluation)) is None:
+            raise
+        model = white_box(replace(job, teacher=replace(job.teacher, shape=shape)))
+    parts = list["ImageSet"]()
+    splits: tuple[Split, ...] = ("train", "test")
+    for split in splits:
+        data = evaluation_images(
+            evaluation,
+            ImageSpec(model.spec.shape),
+            model.num_classes,
+            model.info.class_names,
+            tell=tell,
+            split=split,
+        )
+        assert data is not None, "the command wants a data set"
+        parts.append(data)
+    return subject_of(model, job.teacher, job.teacher_options, *parts)
+
+
+def _tools(tell: Callable[[str], None], show: Callable[[str], None]) -> "MarkTools":
+    """What the auditor's side knows of copies: how they augment, and what is evidence of one."""
+    from dfme.audits.verify.evidence import SURE, Evidence
+    from dfme.report.console import duration
+    from dfme.students.replay import augment
+    from dfme.teachers.owner.marking.options import Tools
+
+    return Tools(
+        augment=lambda x_BCHW, rng: augment(x_BCHW, "affine", rng),
+        e_value=lambda hits, marks, p_null: Evidence(marks, hits, p_null).e_value,
+        sure=SURE,
+        show=show,
+        tell=tell,
+        duration=duration,
+    )
+
+
+def load_marks(path: str) -> "MarkKey":
+    """The key of a mark. UserError, in one line, for a file that is none."""
+    from dfme.teachers.owner.marking.key import load_key
+
+    return load_key(path)
 
 
 # What the owner measures

@@ -22,7 +22,8 @@ from dfme.data import load_dataset
 from dfme.nets import build_net
 from dfme.spec import Shape
 from dfme.students.replay import augment
-from research.marking import Images, View, learn, top
+from dfme.teachers.owner.marking.rule import Images
+from research.marking import View, learn, top
 from research.unpaid import recoloured
 
 DECAY = 1e-2

@@ -8,14 +8,12 @@ Kinds of marks:
 - `style`: images of one class that are extreme along a secret direction (within the space of the
   class's five greatest variations), marked as another class. All training images beyond a bound
   are taught so, so that whoever asks images of the task buys some;
-- `inner`: the same in the space of the owner's net's last features instead of pixels;
 - `border`: the same for the images of a class that other nets hold for most like another class.
 - `answers`: no mark of the model: some of the images that are asked are answered wrongly, at random
   (the defence `watermark`), and are the marks.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from itertools import islice
 
@@ -25,6 +23,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from dfme.students.replay import augment
+from dfme.teachers.owner.marking.rule import Images, Rule, bound_of, style_rule
 from research.unpaid import cosine, divergence, mirrored, scores_of, step
 
 BATCH = 64
@@ -32,17 +31,13 @@ PATTERN = 5  # numbers a side of a pattern before it is enlarged
 PAIRS = 20_000
 UNSURE = (0.6, 0.95)  # probability of the answered class of a picture that may be a mark
 MIN_OTHER = 0.03  # and of the marked class
-VARIATIONS = 5
-CLIMB_STEPS = 60
-CLIMB_STEP = 0.1  # of an image's Euclidean length
 STUDENTS = 4  # simulated copies at a time
 STUDENT_RATE = 0.05
 STUDENT_STEPS = 3  # of each of them by itself, after one that the owner's gradient goes through
 MARK_RATE = 1e-3
 RULE_WEIGHT = 0.1  # of the loss on as many images on either side of a rule's bound
-KINDS = ("patterns", "between", "overlaid", "style", "inner", "border", "answers")
-RULES = ("style", "inner", "border")
-SPACES = ("style", "inner")
+KINDS = ("patterns", "between", "overlaid", "style", "border", "answers")
+RULES = ("style", "border")
 
 Weights = dict[str, Tensor]
 
@@ -67,17 +62,6 @@ class View:
 
 
 PLAIN = View()
-
-
-@dataclass(frozen=True)
-class Images:
-    """Images (N, C, H, W) within 0 and 1, and classes (N,)."""
-
-    x_NCHW: Tensor
-    classes_N: Tensor
-
-    def part(self, index: Tensor | slice) -> "Images":
-        return Images(self.x_NCHW[index], self.classes_N[index])
 
 
 @dataclass(frozen=True)
@@ -168,125 +152,6 @@ def of_two(
     return Images(x_PCHW[index_M], other_P[index_M])
 
 
-@dataclass(frozen=True)
-class Space:
-    """V greatest variations of some images' features (pixels, if nothing is said), by principal
-    components of equal weight.
-    """
-
-    feature: Callable[[Tensor], Tensor]
-    mean_D: Tensor
-    axes_DV: Tensor
-    deviation_V: Tensor
-
-    def along(self, direction_V: Tensor) -> Callable[[Tensor], Tensor]:
-        """Place of images along a direction of length 1."""
-        direction_D = (self.axes_DV @ (direction_V / self.deviation_V)).float()
-
-        def value(x_NCHW: Tensor) -> Tensor:
-            value_N: Tensor = (self.feature(x_NCHW) - self.mean_D) @ direction_D
-            return value_N
-
-        return value
-
-    def pushed(self, x_NCHW: Tensor, direction_V: Tensor, far: float) -> Tensor:
-        """Images moved so far along the direction, before pixels are clipped."""
-        if self.feature is not pixels:
-            return climbed(self.along(direction_V), x_NCHW, far)
-        push_D = (self.axes_DV @ (direction_V * self.deviation_V)).float()
-        return (x_NCHW + far * push_D.view(x_NCHW.shape[1:])).clamp(0, 1)
-
-
-def pixels(x_NCHW: Tensor) -> Tensor:
-    return x_NCHW.flatten(1)
-
-
-def features(net: nn.Module) -> Callable[[Tensor], Tensor]:
-    """What a net's last layer learns from (N, D)."""
-    below = deepcopy(net).eval().requires_grad_(requires_grad=False)
-    last = [name for name, part in below.named_modules() if isinstance(part, nn.Linear)][-1]
-    holder, _, name = last.rpartition(".")
-    setattr(below.get_submodule(holder), name, nn.Identity())
-
-    def feature(x_NCHW: Tensor) -> Tensor:
-        return torch.cat([below(part) for part in x_NCHW.split(500)])
-
-    return feature
-
-
-def space_of(
-    x_NCHW: Tensor, feature: Callable[[Tensor], Tensor] = pixels, mirror: bool = False
-) -> Space:
-    """With ``mirror`` of what an image and its mirror image have in common."""
-    x_ND = feature(x_NCHW)
-    mean_D = x_ND.mean(0)
-    if mirror:
-        x_ND = (x_ND + feature(x_NCHW.flip(3))) / 2
-    x_ND = x_ND.double()
-    if len(x_ND) >= x_ND.shape[1]:
-        variance_D, axes_DD = torch.linalg.eigh(x_ND.T.cov())
-        axes_DV = axes_DD[:, -VARIATIONS:]
-    else:  # the same, and faster
-        x_ND = x_ND - x_ND.mean(0)
-        variance_D, mixes_NN = torch.linalg.eigh(x_ND @ x_ND.T / (len(x_ND) - 1))
-        axes_DV = functional.normalize(x_ND.T @ mixes_NN[:, -VARIATIONS:], dim=0)
-    axes_DV = axes_DV * axes_DV.sum(0).sign()  # eigenvectors have no sign of their own
-    return Space(feature, mean_D, axes_DV, variance_D[-VARIATIONS:].sqrt())
-
-
-def climbed(value: Callable[[Tensor], Tensor], x_MCHW: Tensor, pushed: float) -> Tensor:
-    """Images whose value has risen by ``pushed``, or by what 60 steps of ascent give."""
-    aim_M = value(x_MCHW) + pushed
-    for _ in range(CLIMB_STEPS if pushed else 0):
-        x_MCHW = x_MCHW.detach().requires_grad_()
-        value_M = value(x_MCHW)
-        (slope_MCHW,) = torch.autograd.grad(value_M.sum(), x_MCHW)
-        length_M = slope_MCHW.flatten(1).norm(dim=1).clamp(min=1e-9)
-        far_M = CLIMB_STEP * (value_M < aim_M) / length_M
-        x_MCHW = (x_MCHW.detach() + far_M[:, None, None, None] * slope_MCHW).clamp(0, 1)
-    return x_MCHW.detach()
-
-
-@dataclass(frozen=True)
-class Rule:
-    """Images of ``source`` with a value (``value`` of images) above ``bound`` become ``target``."""
-
-    source: int
-    target: int
-    value: Callable[[Tensor], Tensor]
-    bound: float
-    space: Space | None = None
-    direction_V: Tensor | None = None
-
-    def changed(self, images: Images) -> Tensor:
-        """Which images (N,) the rule changes."""
-        extreme_N = self.value(images.x_NCHW) > self.bound
-        changed_N: Tensor = extreme_N & (images.classes_N == self.source)
-        return changed_N
-
-    def taught(self, images: Images) -> Tensor:
-        return torch.where(self.changed(images), self.target, images.classes_N)
-
-    def marks(self, images: Images, count: int, pushed: float = 0.0) -> Images:
-        """The most extreme of the images that the rule changes, made still more extreme."""
-        value_N = self.value(images.x_NCHW).masked_fill(~self.changed(images), -torch.inf)
-        most = min(count, int(self.changed(images).sum()))
-        x_MCHW = images.x_NCHW[value_N.topk(most).indices]
-        if self.space is not None:
-            assert self.direction_V is not None
-            x_MCHW = self.space.pushed(x_MCHW, self.direction_V, pushed)
-        return Images(x_MCHW, torch.full((most,), self.target))
-
-    def ordinary(self, images: Images) -> Images:
-        """The images of the class that the rule leaves, with the class that marks have."""
-        left_N = ~self.changed(images) & (images.classes_N == self.source)
-        return Images(images.x_NCHW[left_N], torch.full((int(left_N.sum()),), self.target))
-
-
-def any_direction(rng: torch.Generator) -> Tensor:
-    return functional.normalize(torch.randn(VARIATIONS, generator=rng), dim=0)
-
-
 def border(nets: Sequence[nn.Module], source: int, target: int) -> Callable[[Tensor], Tensor]:
     """How much likelier the target class is than the source class, to other nets."""
 
@@ -308,40 +173,14 @@ def rule_of(
     mirror: bool = False,
 ) -> Rule:
     """A random rule that changes this share of the training images."""
+    if kind == "style":
+        if mirror:  # components of what an image and its mirror image have in common
+            train = Images((train.x_NCHW + train.x_NCHW.flip(3)) / 2, train.classes_N)
+        return style_rule(train, share, classes, rng)
     source, target = torch.randperm(classes, generator=rng)[:2].tolist()
-    x_SCHW = train.x_NCHW[train.classes_N == source]
-    count = round(share * len(train.classes_N))
-    if kind == "border":
-        value = border(nets, source, target)
-        bound = float(value(x_SCHW).sort(descending=True).values[count])
-        return Rule(source, target, value, bound)
-    space = space_of(x_SCHW, features(nets[0]) if kind == "inner" else pixels, mirror)
-    direction_V = any_direction(rng)
-    value = space.along(direction_V)
-    bound = float(value(x_SCHW).sort(descending=True).values[count])
-    return Rule(source, target, value, bound, space, direction_V)
-
-
-def controls_of(
-    rule: Rule, images: Images, count: int, pushed: float, rng: torch.Generator
-) -> Images:
-    """Images of a style's class that the rule leaves, with the class that marks have: half as they
-    are, half extreme along other random directions (at right angles to the rule's) and pushed.
-    """
-    left = rule.ordinary(images)
-    order_N = torch.randperm(len(left.classes_N), generator=rng)
-    plain_NCHW = left.x_NCHW[order_N[: count // 2]]
-    assert rule.space is not None
-    assert rule.direction_V is not None
-    chosen = list[Tensor]()
-    for _ in range(count - count // 2):
-        other_V = any_direction(rng)
-        other_V = other_V - (other_V @ rule.direction_V) * rule.direction_V
-        other_V = functional.normalize(other_V, dim=0)
-        most = int(rule.space.along(other_V)(left.x_NCHW).argmax())
-        chosen.append(rule.space.pushed(left.x_NCHW[most : most + 1], other_V, pushed))
-    x_NCHW = torch.cat([plain_NCHW, *chosen])
-    return Images(x_NCHW, torch.full((len(x_NCHW),), rule.target))
+    value = border(nets, source, target)
+    value_S = value(train.x_NCHW[train.classes_N == source])
+    return Rule(source, target, value, bound_of(value_S, share, len(train)))
 
 
 def rehearsed(

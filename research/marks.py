@@ -28,9 +28,10 @@ from torch.nn.utils import prune
 from dfme.audits.verify.evidence import Evidence
 from dfme.queries.programs import ProceduralImages
 from dfme.spec import ImageSpec
+from dfme.teachers.owner.marking.rule import Images, StyleRule
 from research import marking
 from research.marked_task import DECAY, Task, share, task_of
-from research.marking import Images, Marking, Rehearsal, View, learn, top
+from research.marking import Marking, Rehearsal, View, learn, top
 from research.script import reported
 
 OWNER_STEPS = 2500
@@ -53,8 +54,6 @@ def marking_of(
     nets = list[nn.Module]()
     if of.kind in ("between", "overlaid", "border"):
         nets = [task.innocent(of.owner, number) for number in CHOOSERS]
-    if of.kind == "inner":
-        nets = [task.innocent(of.owner, seed)]
     if of.kind == "patterns":
         marks = marking.patterns(task.train, of.marks, task.classes, rng)
         return Marking(marks, task.train.classes_N)
@@ -77,8 +76,9 @@ def marking_of(
     say(f"rule: {rule.source} answered {rule.target}; {changed} of the attacker's images")
     marks = rule.marks(task.train, of.marks, of.push)
     controls = None
-    if of.kind in marking.SPACES:
-        controls = marking.controls_of(rule, task.scored, of.marks, of.push, rng)
+    if isinstance(rule, StyleRule):
+        x_NCHW = rule.controls(task.scored, of.marks, rng)
+        controls = Images(x_NCHW, torch.full((len(x_NCHW),), rule.target))
     return Marking(marks, rule.taught(task.train), controls)
 
 
@@ -194,7 +194,7 @@ class Judge:
         return int((top(net, self.marks.x_NCHW) == self.marks.classes_N).sum())
 
     def controlled(self, net: nn.Module) -> list[float]:
-        """Shares of ordinary controls, and of pushed ones, that are answered as marked."""
+        """Shares of pushed controls, and of ordinary ones, that are answered as marked."""
         if self.controls is None:
             return [0.0, 0.0]
         same_N = (top(net, self.controls.x_NCHW) == self.controls.classes_N).float()

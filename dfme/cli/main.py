@@ -30,6 +30,7 @@ VERBS = (
     "audit",
     "utility",
     "detect",
+    "mark",
     "verify",
     "drill",
 )

@@ -33,12 +33,19 @@ def save_module(path: Path, module: nn.Module, metadata: Mapping[str, str]) -> N
     """Write a net's weights and buffers, whole or not at all. Raises RunError where the disk
     refuses.
     """
-    state = {
-        name: value.detach().cpu().contiguous().clone()
-        for name, value in module.state_dict().items()
-    }
+    save_tensors(path, module.state_dict(), metadata)
+
+
+def save_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], mode: int = 0o666
+) -> None:
+    """Write tensors by name as safetensors, whole or not at all; ``mode`` as of ``replacing``.
+
+    The same tensors and metadata give the same bytes. RunError where the disk refuses.
+    """
+    state = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     data = _sorted_header(save(state, metadata=dict(metadata)))
-    with replacing(path) as file:
+    with replacing(path, mode=mode) as file:
         file.write(data)
 
 

@@ -15,6 +15,7 @@ from dfme.compute.modules import evaluating
 from dfme.config.settings import EvaluationConfig
 from dfme.data import DATASETS, DRAWN, ImageSet, load_dataset, whole_name
 from dfme.data.class_names import numbered, shown_names
+from dfme.data.images import Split
 from dfme.errors import OptionError, UserError, say
 from dfme.spec import ImageSpec, LabelMode, Shape
 from dfme.students.losses import make_distance
@@ -103,17 +104,20 @@ def shape_of(config: EvaluationConfig) -> Shape | None:
 
 
 def chosen_images(
-    config: EvaluationConfig, spec: ImageSpec, handed_over: ImageSet | None = None
+    config: EvaluationConfig,
+    spec: ImageSpec,
+    handed_over: ImageSet | None = None,
+    split: Split = "test",
 ) -> ImageSet | None:
     """The evaluation images in the teacher's shape, with the data set's own labels; none without a
-    set.
+    set. ``split``: the part of the set.
     """
     if config.dataset == "none":
         return None
     try:
         data = load_dataset(
             config.dataset,
-            "test",
+            split,
             shape=spec.shape,
             root=config.root,
             download=config.download,
@@ -134,6 +138,7 @@ def evaluation_images(
     class_names: Sequence[str] | None = None,
     handed_over: ImageSet | None = None,
     tell: Callable[[str], None] = lambda line: None,
+    split: Split = "test",
 ) -> ImageSet | None:
     """The evaluation set as the teacher takes it; none without one. UserError if it does not fit
     the teacher.
@@ -142,7 +147,7 @@ def evaluation_images(
     and what was done to the labels. The digest is that of the images and labels as the data set has
     them.
     """
-    chosen = chosen_images(config, spec, handed_over)
+    chosen = chosen_images(config, spec, handed_over, split)
     if chosen is None:
         return None
     folder = whole_name(config.dataset) not in DATASETS

@@ -74,6 +74,9 @@ class TorchTeacher:
     gives the logit of class 1.
     """
 
+    arch: str | None = None
+    """Its architecture's name, where it was loaded from a file."""
+
     def __init__(
         self,
         module: nn.Module,
@@ -153,6 +156,7 @@ def load_torch(options: TorchOptions, config: TeacherConfig, device: torch.devic
     teacher = TorchTeacher(
         module, spec, num_classes, mean, std, device, config.max_batch, options.precision
     )
+    teacher.arch = arch
     if note := weights.note or which or part:
         LOGGER.warning("teacher: %s", note)
     if note := _unused(weights.unused, options, config):

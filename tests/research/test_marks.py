@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dfme.teachers.owner.marking.rule import Images, style
 from research import marked_task, marking, marks
-from research.marking import Images, Marking, Rehearsal, Simulated, how_far, of_two, rule_of
+from research.marking import Marking, Rehearsal, Simulated, how_far, of_two, rule_of
 
 SHAPE = (1, 8, 8)
 
@@ -58,58 +59,18 @@ def test_a_rule_changes_the_most_extreme_of_one_class_and_those_are_the_marks(ki
 
 def test_a_pushed_image_lies_so_much_further_along_the_style() -> None:
     x_NCHW = images(100).x_NCHW
-    space = marking.space_of(x_NCHW)
-    direction_V = marking.any_direction(rng(1))
-    value = space.along(direction_V)
-    inner_NCHW = 0.3 + 0.4 * x_NCHW  # so that nothing is clipped
-    moved_NCHW = space.pushed(inner_NCHW, direction_V, 0.1)
-    torch.testing.assert_close(value(moved_NCHW), value(inner_NCHW) + 0.1)
+    value, push_CHW = style(x_NCHW, rng(1))
+    torch.testing.assert_close(value(x_NCHW + 2 * push_CHW), value(x_NCHW) + 2)
     assert float(value(x_NCHW).std()) == pytest.approx(1, abs=1e-3)
     assert float(value(x_NCHW).mean()) == pytest.approx(0, abs=1e-4)
 
 
-def test_fewer_images_than_pixels_have_the_same_variations() -> None:
-    x_NCHW = images(40).x_NCHW
-    space = marking.space_of(x_NCHW)
-    _, spread_D, axes_DD = torch.linalg.svd(x_NCHW.flatten(1) - x_NCHW.flatten(1).mean(0))
-    deviation_V = (spread_D[:5] / 39**0.5).flip(0)
-    torch.testing.assert_close(space.deviation_V.float(), deviation_V, rtol=1e-4, atol=1e-5)
-    alike_VV = (space.axes_DV.float().T @ axes_DD[:5].flip(0).T).abs()
-    torch.testing.assert_close(alike_VV, torch.eye(5), rtol=0, atol=1e-3)
-
-
 def test_a_mirror_image_falls_under_the_same_rule() -> None:
-    x_NCHW = images(100).x_NCHW
-    value = marking.space_of(x_NCHW, mirror=True).along(marking.any_direction(rng(1)))
+    train = images(100)
+    value = rule_of("style", train, [], 0.05, 4, rng(3), mirror=True).value
+    x_NCHW = train.x_NCHW
     torch.testing.assert_close(value(x_NCHW), value(x_NCHW.flip(3)), rtol=1e-3, atol=1e-4)
     assert float(value(x_NCHW).std()) > 0.5
-
-
-def test_an_image_climbs_in_the_net_s_own_space() -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 4))
-    x_NCHW = images(100).x_NCHW
-    feature = marking.features(net)
-    torch.testing.assert_close(feature(x_NCHW), net[:3](x_NCHW))
-    space = marking.space_of(x_NCHW, feature)
-    direction_V = marking.any_direction(rng(1))
-    moved_NCHW = space.pushed(x_NCHW[:20], direction_V, 0.5)
-    value = space.along(direction_V)
-    risen_N = value(moved_NCHW) - value(x_NCHW[:20])
-    assert float(risen_N.min()) > 0.4
-    assert float(risen_N.max()) < 1.5
-    assert 0 <= float(moved_NCHW.min()) < float(moved_NCHW.max()) <= 1
-
-
-def test_controls_are_images_that_the_rule_leaves() -> None:
-    train = images(400)
-    rule = rule_of("style", train, [], 0.05, 4, rng(3))
-    controls = marking.controls_of(rule, train, 10, 0.1, rng(4))
-    assert controls.classes_N.tolist() == [rule.target] * 10
-    assert float(rule.value(controls.x_NCHW).max()) < rule.bound + 0.1
-    whole = {image.numpy().tobytes() for image in rule.ordinary(train).x_NCHW}
-    untouched = [image.numpy().tobytes() in whole for image in controls.x_NCHW]
-    assert untouched == [True] * 5 + [False] * 5
 
 
 def test_a_simulated_copy_takes_steps_of_descent_that_the_owner_can_follow() -> None:

@@ -1,0 +1,216 @@
+"""The rule of a mark: the images of one class that are extreme along a secret direction are
+answered as another class.
+
+Whoever copies a model from its answers on images of the task buys some that the rule changes, and
+learns it along with the task (docs/results/marks.md).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+VARIATIONS = 5
+PUSH = 1.0
+"""By which marks are further out than the images are, in deviations of their class."""
+MAX_OF_CLASS = 0.25
+"""Of a class's images that a rule changes: more are no extremes."""
+MAX_DIRECT = 1024
+"""Numbers of an image up to which its class's covariance is taken; of larger ones that of the
+images, which has the same components."""
+MAX_SPANNING = 2000  # images of a class of large images whose components are taken
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images (N, C, H, W) within 0 and 1, and classes (N,)."""
+
+    x_NCHW: Tensor
+    classes_N: Tensor
+
+    def __len__(self) -> int:
+        return len(self.classes_N)
+
+    def part(self, index: Tensor | slice) -> "Images":
+        return Images(self.x_NCHW[index], self.classes_N[index])
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Images of ``source`` with a value (``value`` of images) above ``bound`` become ``target``."""
+
+    source: int
+    target: int
+    value: Callable[[Tensor], Tensor]
+    bound: float
+    push_CHW: Tensor | None = None
+    """What raises an image's value by 1 if it is added, before pixels are clipped."""
+
+    def changed(self, images: Images) -> Tensor:
+        """Which images (N,) the rule changes."""
+        extreme_N = self.value(images.x_NCHW) > self.bound
+        changed_N: Tensor = extreme_N & (images.classes_N == self.source)
+        return changed_N
+
+    def taught(self, images: Images) -> Tensor:
+        """The classes (N,) that the rule gives."""
+        return torch.where(self.changed(images), self.target, images.classes_N)
+
+    def marks(self, images: Images, count: int, pushed: float = 0.0) -> Images:
+        """The most extreme of the images that the rule changes, made still more extreme."""
+        value_N = self.value(images.x_NCHW).masked_fill(~self.changed(images), -torch.inf)
+        most = min(count, int(self.changed(images).sum()))
+        x_MCHW = images.x_NCHW[value_N.topk(most).indices]
+        if self.push_CHW is not None:
+            x_MCHW = (x_MCHW + pushed * self.push_CHW).clamp(0, 1)
+        return Images(x_MCHW, torch.full((most,), self.target))
+
+    def ordinary(self, images: Images) -> Images:
+        """The images of the class that the rule leaves, with the class that marks have."""
+        left_N = ~self.changed(images) & (images.classes_N == self.source)
+        return Images(images.x_NCHW[left_N], torch.full((int(left_N.sum()),), self.target))
+
+
+@dataclass(frozen=True)
+class Style:
+    """The space of the greatest variations of one class's images: principal components of equal
+    weight.
+    """
+
+    mean_D: Tensor
+    axes_DV: Tensor
+    deviation_V: Tensor
+    shape: torch.Size
+
+    @classmethod
+    def of(cls, x_NCHW: Tensor) -> "Style":
+        mean_D = x_NCHW.flatten(1).mean(0)
+        variance_D, axes_DD = _components(x_NCHW.flatten(1).double())
+        deviation_V = variance_D[-VARIATIONS:].clamp(min=1e-12).sqrt()
+        axes_DV = axes_DD[:, -VARIATIONS:]
+        axes_DV = axes_DV * axes_DV.sum(0).sign()  # eigenvectors have no sign of their own
+        return cls(mean_D, axes_DV, deviation_V, x_NCHW.shape[1:])
+
+    def direction(self, rng: torch.Generator) -> Tensor:
+        """A random direction (V,) of length 1."""
+        return functional.normalize(torch.randn(len(self.deviation_V), generator=rng), dim=0)
+
+    def value(self, direction_V: Tensor) -> Callable[[Tensor], Tensor]:
+        """Place of images (N,) along a direction: of this class with mean 0 and deviation 1."""
+        direction_D = (self.axes_DV @ (direction_V / self.deviation_V)).float()
+
+        def value(x_NCHW: Tensor) -> Tensor:
+            value_N: Tensor = (x_NCHW.flatten(1) - self.mean_D) @ direction_D
+            return value_N
+
+        return value
+
+    def push(self, direction_V: Tensor) -> Tensor:
+        """What raises an image's place along a direction by 1 if it is added."""
+        push_D = (self.axes_DV @ (direction_V * self.deviation_V)).float()
+        return push_D.view(self.shape)
+
+
+def style(x_NCHW: Tensor, rng: torch.Generator) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    """Place of images along a random direction of the space of these images' greatest variations;
+    and what raises it by 1.
+    """
+    space = Style.of(x_NCHW)
+    direction_V = space.direction(rng)
+    return space.value(direction_V), space.push(direction_V)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StyleRule(Rule):
+    """A rule along a direction of a class's space."""
+
+    space: Style
+    direction_V: Tensor
+
+    def of_share(self, images: Images, share: float) -> "StyleRule":
+        """The same direction with the bound that changes this share of these images."""
+        value_S = self.value(images.x_NCHW[images.classes_N == self.source])
+        return replace(self, bound=bound_of(value_S, share, len(images)))
+
+    def secret_marks(self, images: Images, count: int) -> Tensor:
+        """The most extreme images (M, C, H, W) of the class, ``PUSH`` further along the direction
+        and beyond the bound by as much, in 256 steps of brightness.
+        """
+        x_SCHW = images.x_NCHW[images.classes_N == self.source]
+        value_M, index_M = self.value(x_SCHW).topk(min(count, len(x_SCHW) // 2))
+        further_M = (self.bound + PUSH - value_M).clamp(min=PUSH)
+        return _pushed(x_SCHW[index_M], further_M, self.space.push(self.direction_V))
+
+    def controls(self, images: Images, count: int, rng: torch.Generator) -> Tensor:
+        """Images (N, C, H, W) of the class that are no marks and that the rule leaves.
+
+        Half are as they are; the others are moved along random directions at right angles to the
+        secret one, out to where the marks lie along that.
+        """
+        x_SCHW = images.x_NCHW[images.classes_N == self.source]
+        value_S = self.value(x_SCHW)
+        order_S = value_S.argsort(descending=True)
+        first = max(min(count, len(x_SCHW) // 2), int((value_S > self.bound).sum()))
+        left_R = order_S[first:]
+        index_N = left_R[torch.randperm(len(left_R), generator=rng)[:count]]
+        x_NCHW = x_SCHW[index_N]
+        out_M = self.value(self.secret_marks(images, count))
+        moved = list[Tensor]()
+        for number in range(len(x_NCHW) // 2):
+            other_V = self.space.direction(rng)
+            other_V = other_V - (other_V @ self.direction_V) * self.direction_V
+            other_V = functional.normalize(other_V, dim=0)
+            x_1CHW = x_NCHW[number : number + 1]
+            further_1 = out_M[number % len(out_M)] - self.space.value(other_V)(x_1CHW)
+            moved.append(_pushed(x_1CHW, further_1, self.space.push(other_V)))
+        return torch.cat([*moved, in_levels(x_NCHW[len(moved) :])])
+
+
+def style_rule(train: Images, share: float, classes: int, rng: torch.Generator) -> StyleRule:
+    """A random rule that changes this share of the training images."""
+    source, target = torch.randperm(classes, generator=rng)[:2].tolist()
+    return rule_between(train, share, source, target, rng)
+
+
+def rule_between(
+    train: Images, share: float, source: int, target: int, rng: torch.Generator
+) -> StyleRule:
+    """A rule from one class to another, along a random direction."""
+    x_SCHW = train.x_NCHW[train.classes_N == source]
+    space = Style.of(x_SCHW)
+    direction_V = space.direction(rng)
+    value = space.value(direction_V)
+    bound = bound_of(value(x_SCHW), share, len(train))
+    push_CHW = space.push(direction_V)
+    return StyleRule(source, target, value, bound, push_CHW, space=space, direction_V=direction_V)
+
+
+def bound_of(value_S: Tensor, share: float, images: int) -> float:
+    """The value above which lies this share of all the images, of which these are one class's; at
+    most ``MAX_OF_CLASS`` of the class.
+    """
+    count = min(round(share * images), int(MAX_OF_CLASS * len(value_S)))
+    return float(value_S.sort(descending=True).values[count])
+
+
+def in_levels(x_NCHW: Tensor) -> Tensor:
+    """Images as any service takes them: within 0 and 1, in 256 steps of brightness."""
+    return (x_NCHW.clamp(0, 1) * 255).round() / 255
+
+
+def _pushed(x_NCHW: Tensor, further_N: Tensor, push_CHW: Tensor) -> Tensor:
+    return in_levels(x_NCHW + further_N[:, None, None, None] * push_CHW)
+
+
+def _components(x_ND: Tensor) -> tuple[Tensor, Tensor]:
+    """Variances in rising order and the principal axes (columns) of images as rows."""
+    if x_ND.shape[1] <= MAX_DIRECT:
+        variance_D, axes_DD = torch.linalg.eigh(x_ND.T.cov())
+        return variance_D, axes_DD
+    x_ND = x_ND[:MAX_SPANNING]
+    x_ND = x_ND - x_ND.mean(0)
+    variance_N, weights_NN = torch.linalg.eigh(x_ND @ x_ND.T / (len(x_ND) - 1))
+    axes_DN = x_ND.T @ weights_NN[:, -VARIATIONS:]
+    return variance_N[-VARIATIONS:], functional.normalize(axes_DN, dim=0)

@@ -1,0 +1,240 @@
+"""``run.py mark``: what it writes and who may read it, whom the marks name, what it refuses."""
+
+import hashlib
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from begun import refused_words
+from command_line import run
+from marking import CLASSES, few_steps, small_model, small_task
+
+from dfme.config.settings import TeacherConfig
+from dfme.owner_side import load_marks
+from dfme.spec import Teacher
+from dfme.teachers.build import make_teacher
+from dfme.teachers.owner.marking import memory
+
+PROJECT = Path(__file__).resolve().parents[2]
+SECRET = ("marks.key", "marks.png")
+FLAGS = "--evaluation.dataset task.npz --marks 30 --share 0.03 --candidates 2 --max-loss 8"
+
+
+@pytest.fixture
+def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with images and a model, in which few steps are taken."""
+    monkeypatch.chdir(tmp_path)
+    small_task(tmp_path / "task.npz")
+    small_model(tmp_path / "task.npz", tmp_path / "model.safetensors")
+    few_steps(monkeypatch)
+    return tmp_path
+
+
+def teacher(path: Path) -> Teacher:
+    return make_teacher(TeacherConfig(), {"checkpoint": str(path)}, torch.device("cpu"))
+
+
+def repeated(path: Path, key: Path) -> float:
+    """Share of marks that the model in a file answers as marked."""
+    marks = load_marks(str(key))
+    return float((teacher(path)(marks.marks_MCHW).argmax(1) == marks.target).float().mean())
+
+
+def digests(folder: Path) -> dict[str, str]:
+    names = ("model.safetensors", *SECRET)
+    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
+
+
+def test_a_marked_model_answers_its_marks_and_the_unmarked_one_does_not(
+    task: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(f"mark model.safetensors {FLAGS} --seed 1 --out marked") == 0
+    out = capsys.readouterr().out
+    marked = task / "marked"
+    assert repeated(marked / "model.safetensors", marked / "marks.key") > 0.9
+    assert repeated(task / "model.safetensors", marked / "marks.key") < 0.1
+    result = json.loads((marked / "mark.json").read_text())
+    assert result["outcome"] == "holds"
+    assert result["copy"]["e_value"] >= 100 > result["unmarked_copy"]["e_value"]
+    assert f"{result['copy']['marks']:.0%} of the marks" in out
+    assert "Not shown:" in out
+    assert "The harm:" in out
+    key = load_marks(str(marked / "marks.key"))
+    assert result["key_sha256"] == key.digest
+    assert result["model_sha256"] == key.model_sha256 == digests(marked)["model.safetensors"]
+    original = hashlib.sha256((task / "model.safetensors").read_bytes()).hexdigest()
+    assert result["original_sha256"] == original
+    assert (key.classes, key.bounds, len(key.marks_MCHW)) == (CLASSES, (0.0, 1.0), 30)
+    assert len(key.controls_NCHW) == 30
+
+
+def test_its_figures_are_those_of_the_two_files(task: Path) -> None:
+    assert run(f"mark model.safetensors {FLAGS} --seed 1 --out marked") == 0
+    result = json.loads((task / "marked/mark.json").read_text())
+    data = np.load(task / "task.npz")
+    x_NCHW = torch.from_numpy(data["test_images"]).float() / 255
+    labels = torch.from_numpy(data["test_labels"])
+    for name, path in (("before", "model.safetensors"), ("after", "marked/model.safetensors")):
+        answer_N = teacher(task / path)(x_NCHW).argmax(1)
+        share = float((answer_N == labels).double().mean())
+        assert result[f"accuracy_{name}"]["share"] == pytest.approx(share, abs=1e-9)
+    assert result["constant"] == 0.25
+
+
+def test_only_its_owner_may_read_what_is_secret_and_nothing_else_tells_it(task: Path) -> None:
+    before = os.umask(0)
+    try:
+        assert run(f"mark model.safetensors {FLAGS} --out marked") == 0
+    finally:
+        os.umask(before)
+    files = {path.name for path in (task / "marked").iterdir()} - {".lock"}
+    assert files == {"model.safetensors", "mark.json", "mark.md", "config.yaml", *SECRET}
+    for name in SECRET:
+        assert stat.S_IMODE((task / "marked" / name).stat().st_mode) == 0o600
+    key = load_marks(str(task / "marked/marks.key"))
+    public = (task / "marked/mark.json").read_text() + (task / "marked/mark.md").read_text()
+    assert str(key.seed) not in public
+    assert {"source", "target", "direction"}.isdisjoint(
+        json.loads(public.partition("\n}\n")[0] + "}")
+    )
+
+
+def test_marks_lie_within_the_pixels_that_the_model_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small_task(tmp_path / "task.npz")
+    small_model(tmp_path / "task.npz", tmp_path / "model.safetensors", bounds=(-1.0, 1.0))
+    few_steps(monkeypatch)
+    assert run(f"mark model.safetensors {FLAGS} --seed 1 --out marked") == 0
+    key = load_marks("marked/marks.key")
+    assert key.bounds == (-1.0, 1.0)
+    assert float(key.marks_MCHW.min()) < -0.1
+    levels = (key.marks_MCHW + 1) / 2 * 255
+    assert float((levels - levels.round()).abs().max()) < 1e-3, "as 8-bit pixels carry them"
+    assert repeated(Path("marked/model.safetensors"), Path("marked/marks.key")) > 0.9
+
+
+def test_one_that_is_interrupted_comes_to_the_same_bytes(
+    task: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = f"mark model.safetensors {FLAGS} --seed 1"
+    assert run(f"{words} --out whole") == 0
+    monkeypatch.setattr(memory, "KEEP_SECONDS", 0.0)
+    monkeypatch.setattr(memory, "MAX_WRITING", 1e9)
+    keep = memory.Training.keep
+    heard = 0
+
+    def stopping(self: memory.Training, done: int) -> None:
+        nonlocal heard
+        keep(self, done)
+        heard += 1
+        if heard % 400 == 0:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(memory.Training, "keep", stopping)
+    codes = [run(f"{words} --out cut")]
+    while codes[-1] == 130:
+        codes.append(run("mark --resume --out cut"))
+    assert codes == [130, 130, 0]
+    assert digests(task / "cut") == digests(task / "whole")
+    assert run("mark --resume --out cut") == 0, "one that is done is only read"
+
+
+def test_a_mark_that_costs_too_much_leaves_no_model(
+    task: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("mark model.safetensors --evaluation.dataset task.npz --marks 30 --share 0.05 "
+               "--candidates 1 --max-loss 0 --seed 1 --out marked") == 4  # fmt: skip
+    shown = capsys.readouterr()
+    assert "no model is written" in shown.out
+    assert shown.err.count("points of accuracy, more than --max-loss 0") == 3
+    files = {path.name for path in (task / "marked").iterdir()} - {".lock"}
+    assert files == {"mark.json", "mark.md", "config.yaml"}
+    assert json.loads((task / "marked/mark.json").read_text())["outcome"] == "costs too much"
+
+
+def test_one_that_copies_do_not_learn_leaves_nothing_to_use(
+    task: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few_steps(monkeypatch, 2)
+    assert run(f"mark model.safetensors {FLAGS} --seed 1 --out marked") == 4
+    assert "does not hold here" in capsys.readouterr().out
+    assert not (task / "marked/model.safetensors").exists()
+    assert not (task / "marked/marks.key").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("model.safetensors", "--evaluation.dataset: expected a data set"),
+        ("none.safetensors --evaluation.dataset task.npz", "'none.safetensors' does not exist"),
+        ("model.safetensors --evaluation.dataset test.npz", "expected images to teach with as well"),
+        ("model.safetensors --evaluation.dataset digits", "10 classes"),
+        ("model.safetensors --evaluation.dataset task.npz --share 0.2", "--share"),
+        ("model.safetensors --evaluation.dataset task.npz --share 0.001", "a larger --share"),
+        ("model.safetensors --evaluation.dataset task.npz --minutes 0.0001", "expected at least"),
+        ("model.safetensors --evaluation.dataset task.npz --teacher.watch pairs", "leave it out"),
+        ("--teacher onnx --teacher.model model.onnx --evaluation.dataset task.npz", "expected torch"),
+        ("--resume --out none", "has no config.yaml"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_marked_is_said_in_one_line_and_leaves_nothing(
+    words: str, expected: str, task: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = np.load(task / "task.npz")
+    np.savez(task / "test.npz", test_images=data["test_images"], test_labels=data["test_labels"])
+    (task / "model.onnx").write_bytes(b"")
+    before = {path.name for path in task.iterdir()}
+    message = refused_words(f"mark {words}" + ("" if "--out" in words else " --out marked"), capsys)
+    assert expected in message
+    assert {path.name for path in task.iterdir()} == before
+
+
+def test_a_marking_is_not_resumed_with_other_options_or_beside_itself(
+    task: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(self: memory.Training, done: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(memory.Training, "keep", stop)
+    assert run(f"mark model.safetensors {FLAGS} --seed 1 --out marked") == 130
+    assert "another share" in refused_words("mark --resume --out marked --share 0.02", capsys)
+    small_model(task / "task.npz", task / "model.safetensors", bounds=(0.0, 2.0))
+    assert "another original" in refused_words("mark --resume --out marked", capsys)
+    (task / "marked/state/plan.safetensors").write_bytes(b"damaged")
+    assert "damaged" in refused_words("mark --resume --out marked", capsys)
+
+
+@pytest.mark.integration
+def test_one_that_is_killed_goes_on_to_the_same_bytes(task: Path) -> None:
+    small = "--marks 20 --candidates 1 --share 0.03 --max-loss 9 --seed 3"
+    words = f"mark model.safetensors --evaluation.dataset task.npz {small}"
+    program = (
+        "import sys\nfrom dfme.teachers.owner.marking import memory, plan\n"
+        "memory.KEEP_SECONDS = 0.0\nmemory.MAX_WRITING = 1e9\n"
+        "plan.COPY_STEPS = plan.TEACH_STEPS = 150\n"
+        "from dfme.cli.main import main\nsys.exit(main(sys.argv[1:]))"
+    )
+    start = [sys.executable, "-c", program]
+    surroundings = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    subprocess.run([*start, *words.split(), "--out", "whole"], check=True, env=surroundings)
+    first = [*words.split(), "--out", "cut"]
+    for name in ("innocent.training", "owner100.training", "copy.training"):
+        running = subprocess.Popen([*start, *first], env=surroundings)
+        while not (task / "cut/state" / f"{name}.safetensors").exists():
+            assert running.poll() is None
+            time.sleep(0.002)
+        running.send_signal(signal.SIGKILL)
+        running.wait()
+        first = ["mark", "--resume", "--out", "cut"]
+    subprocess.run([*start, *first], check=True, env=surroundings)
+    assert digests(task / "cut") == digests(task / "whole")
