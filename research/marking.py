@@ -314,7 +314,7 @@ def marked(
     ruled = not torch.equal(marking.taught_N, train.classes_N)
     batches = endless(train.x_NCHW, rng)
     copies = [Simulated(fresh(number), 0) for number in range(STUDENTS if how.weight else 0)]
-    owner.train()
+    owner.eval()  # batches of one class would spoil the statistics of batch normalisation
     for number in range(steps):
         index_B = torch.randint(len(train.x_NCHW), (BATCH,), generator=rng)
         x_BCHW = view.images(train.x_NCHW[index_B], rng)
