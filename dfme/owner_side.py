@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dfme.teachers.owner.guard.guard import Guard as Guard
     from dfme.teachers.owner.marking.key import MarkKey as MarkKey
     from dfme.teachers.owner.marking.options import MarkConfig as MarkConfig
-    from dfme.teachers.owner.marking.options import Tools as MarkTools
+    from dfme.teachers.owner.marking.options import MarkTools as MarkTools
     from dfme.teachers.owner.marking.result import MarkResult as MarkResult
     from dfme.teachers.owner.marking.subject import Subject
     from dfme.teachers.owner.measuring import Measuring, Metering
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """``Guard`` and ``Detector``, which load torch, and ``MarkConfig``, which one command has, only
-    where they are asked for.
+    """``Guard`` and ``Detector``, which load torch, and what one command has, only where they are
+    asked for.
     """
     if name == "Guard":
         from dfme.teachers.owner.guard.guard import Guard
@@ -58,6 +58,10 @@ def __getattr__(name: str) -> Any:
         from dfme.teachers.owner.marking.options import MarkConfig
 
         return MarkConfig
+    if name == "MarkTools":
+        from dfme.teachers.owner.marking.options import MarkTools
+
+        return MarkTools
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -169,34 +173,33 @@ def mark(
     config: "MarkConfig",
     teacher: TeacherConfig,
     options: Mapping[str, Any],
-    tell: Callable[[str], None],
-    show: Callable[[str], None],
+    tools: "MarkTools",
 ) -> "tuple[Path, MarkResult]":
-    """Mark a model of kind torch: the directory, and what it came to. ``tell`` hears lines that
-    stay, ``show`` how far it is. One that was interrupted goes on; one that is done is read.
+    """Mark a model of kind torch: the directory, and what it came to. One that was interrupted goes
+    on; one that is done is read.
     """
     from dfme.run.directory import RunDirectory
     from dfme.run.job import resume_command
-    from dfme.teachers.owner.marking.result import read_result
+    from dfme.teachers.owner.marking.session import finished
     from dfme.teachers.owner.marking.session import mark as mark_model
 
     job = job_of(teacher, options, config.device, config.evaluation)
     if config.resume:
         directory = RunDirectory(Path(config.out or ""))
     else:
-        subject = _subject(job, tell)
+        subject = _subject(job, tools.tell)
         directory = RunDirectory.create(Path(config.out or RunDirectory.free_name(MARKED)))
     with directory:
-        result = read_result(directory.path)
+        result = finished(directory.path)
         if result is not None:
             return directory.path, result
         try:
             if config.resume:
-                subject = _subject(job, tell)
+                subject = _subject(job, tools.tell)
             else:
                 directory.write_config(_settings(config, job))
-            tell(f"if stopped, go on with:\n  {resume_command(directory.path, job, 'mark')}")
-            return directory.path, mark_model(subject, config, directory.path, _tools(tell, show))
+            again = resume_command(directory.path, job, "mark")
+            return directory.path, mark_model(subject, config, directory.path, tools, again)
         except DfmeError:
             directory.is_new_run = not (directory.path / "state").exists()
             raise
@@ -244,23 +247,6 @@ def _subject(job: Job, tell: Callable[[str], None]) -> "Subject":
         assert data is not None, "the command wants a data set"
         parts.append(data)
     return subject_of(model, job.teacher, job.teacher_options, *parts)
-
-
-def _tools(tell: Callable[[str], None], show: Callable[[str], None]) -> "MarkTools":
-    """What the auditor's side knows of copies: how they augment, and what is evidence of one."""
-    from dfme.audits.verify.evidence import SURE, Evidence
-    from dfme.report.console import duration
-    from dfme.students.replay import augment
-    from dfme.teachers.owner.marking.options import Tools
-
-    return Tools(
-        augment=lambda x_BCHW, rng: augment(x_BCHW, "affine", rng),
-        e_value=lambda hits, marks, p_null: Evidence(marks, hits, p_null).e_value,
-        sure=SURE,
-        show=show,
-        tell=tell,
-        duration=duration,
-    )
 
 
 def load_marks(path: str) -> "MarkKey":

@@ -22,7 +22,7 @@ from dfme.data import load_dataset
 from dfme.nets import build_net
 from dfme.spec import Shape
 from dfme.students.replay import augment
-from dfme.teachers.owner.marking.rule import Images
+from dfme.teachers.owner.marking.rule import LabelledImages as Images
 from research.marking import View, learn, top
 from research.unpaid import recoloured
 

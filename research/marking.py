@@ -23,7 +23,8 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from dfme.students.replay import augment
-from dfme.teachers.owner.marking.rule import Images, Rule, bound_of, style_rule
+from dfme.teachers.owner.marking.rule import LabelledImages as Images
+from dfme.teachers.owner.marking.rule import Rule, bound_of, style_rule
 from research.unpaid import cosine, divergence, mirrored, scores_of, step
 
 BATCH = 64

@@ -28,7 +28,8 @@ from torch.nn.utils import prune
 from dfme.audits.verify.evidence import Evidence
 from dfme.queries.programs import ProceduralImages
 from dfme.spec import ImageSpec
-from dfme.teachers.owner.marking.rule import Images, StyleRule
+from dfme.teachers.owner.marking.rule import LabelledImages as Images
+from dfme.teachers.owner.marking.rule import StyleRule
 from research import marking
 from research.marked_task import DECAY, Task, share, task_of
 from research.marking import Marking, Rehearsal, View, learn, top

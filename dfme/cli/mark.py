@@ -10,7 +10,7 @@ from dfme.config.messages import printable
 from dfme.config.settings import TeacherConfig
 from dfme.data import has_train_part
 from dfme.errors import Problem, say
-from dfme.owner_side import MarkConfig
+from dfme.owner_side import MarkConfig, MarkTools
 from dfme.report.terminal import aligned
 from dfme.run.checks import evaluation_problems, fresh_directory_problems
 
@@ -37,12 +37,28 @@ def run(words: Sequence[str]) -> int:
     arguments.finish([*_problems(config), *_teacher_problems(teacher)])
     if config.seed is not None and not config.resume:
         tell(f"seed {config.seed} is no secret: who has your images and the seed knows the rule")
-    directory, result = owner_side.mark(config, teacher, options, tell, show)
+    directory, result = owner_side.mark(config, teacher, options, _tools())
     holds = result.outcome == "holds"
     names = FILES if holds else FILES[-2:]
     rows = [*result.rows(), ("files", f"{directory}: {', '.join(names)}")]
     print("\n\n".join([aligned(rows), *map(printable, result.text)]))
     return 0 if holds else NOTHING_TO_USE
+
+
+def _tools() -> MarkTools:
+    """How copies are trained, what is evidence of one, and where lines go."""
+    from dfme.audits.verify.evidence import SURE, Evidence
+    from dfme.report.console import duration
+    from dfme.students.replay import augment
+
+    return MarkTools(
+        augment=lambda x_BCHW, rng: augment(x_BCHW, "affine", rng),
+        e_value=lambda hits, marks, p_null: Evidence(marks, hits, p_null).e_value,
+        sure=SURE,
+        show=show,
+        tell=tell,
+        duration=duration,
+    )
 
 
 def show(line: str) -> None:

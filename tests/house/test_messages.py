@@ -25,6 +25,7 @@ from dfme.config.settings import ExtractConfig
 from dfme.config.values import options_of
 from dfme.errors import Message, OptionError, Problem, Ref, UserError, as_yaml_key, say
 from dfme.teachers.options import ServeConfig, TrainTeacherConfig
+from dfme.teachers.owner.marking.options import MarkConfig
 
 COMMANDS = (
     ExtractConfig,
@@ -38,6 +39,7 @@ COMMANDS = (
     VerifyConfig,
     ServeConfig,
     TrainTeacherConfig,
+    MarkConfig,
 )
 AT_THE_DOOR = ("dfme/cli/", "dfme/audits/", "dfme/errors.py", "dfme/report/report.html")
 """What speaks to users of the command line alone."""

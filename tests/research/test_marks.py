@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dfme.teachers.owner.marking.rule import Images, style
+from dfme.teachers.owner.marking.rule import LabelledImages as Images
+from dfme.teachers.owner.marking.rule import style
 from research import marked_task, marking, marks
 from research.marking import Marking, Rehearsal, Simulated, how_far, of_two, rule_of
 

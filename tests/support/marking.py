@@ -53,6 +53,6 @@ def small_model(task: Path, path: Path, bounds: tuple[float, float] = (0.0, 1.0)
 
 
 def few_steps(monkeypatch: pytest.MonkeyPatch, steps: int = 150) -> None:
-    """So many steps of every copy and of the owner."""
+    """So many steps of every copy, and twice as many of the owner."""
     monkeypatch.setattr(plan, "COPY_STEPS", steps)
-    monkeypatch.setattr(plan, "TEACH_STEPS", steps)
+    monkeypatch.setattr(plan, "TEACH_STEPS", 2 * steps)

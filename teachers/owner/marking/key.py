@@ -32,7 +32,7 @@ MAX_NUMBERS = 250_000_000
 TENSORS = ("controls", "marks")
 OTHERS_MAY_READ = stat.S_IRGRP | stat.S_IROTH
 
-Number = Annotated[float, Field(gt=-1e30, lt=1e30)]
+Bound = Annotated[float, Field(gt=-1e30, lt=1e30)]
 ClassNumber = Annotated[int, Field(ge=0, lt=2**31)]
 
 
@@ -71,7 +71,7 @@ class _Facts:
     source: ClassNumber
     target: ClassNumber
     classes: Annotated[int, Field(ge=2, lt=2**31)]
-    bounds: tuple[Number, Number]
+    bounds: tuple[Bound, Bound]
     seed: Annotated[int, Field(ge=0, lt=2**63)]
 
 

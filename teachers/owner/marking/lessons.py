@@ -13,8 +13,8 @@ from dfme.compute.modules import Adam
 from dfme.errors import UserError
 from dfme.spec import ImageSpec
 from dfme.teachers.local.pytorch import TorchTeacher
-from dfme.teachers.owner.marking.memory import Memory, Say, Training
-from dfme.teachers.owner.marking.rule import Images, Rule
+from dfme.teachers.owner.marking.memory import Memory, Say, TrainingState
+from dfme.teachers.owner.marking.rule import LabelledImages, Rule
 
 BATCH = 64
 SIDE = 8
@@ -32,7 +32,7 @@ Loss = Callable[[torch.Generator], Tensor]
 """The loss of the next batch, which a generator draws."""
 
 
-class Owner(nn.Module):
+class OwnerModel(nn.Module):
     """The owner's model for images within 0 and 1, with autograd.
 
     It is always in eval mode: what it learnt of means and deviations of its task stays.
@@ -68,7 +68,7 @@ def train(net: nn.Module, lesson: Lesson, memory: Memory, name: str, say: Say) -
     optimizer = Adam(net.parameters(), lesson.rate, weight_decay=DECAY, decoupled_weight_decay=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(lesson.seed, "layers"))
-        training = Training(memory, name, net, optimizer, rng)
+        training = TrainingState(memory, name, net, optimizer, rng)
         for number in range(training.begin(), lesson.steps):
             for group in optimizer.param_groups:
                 group["lr"] = lesson.rate * 0.5 * (1 + math.cos(math.pi * number / lesson.steps))
@@ -85,7 +85,7 @@ def train(net: nn.Module, lesson: Lesson, memory: Memory, name: str, say: Say) -
 
 
 def of_images(
-    net: nn.Module, images: Images, augment: Augment
+    net: nn.Module, images: LabelledImages, augment: Augment
 ) -> Callable[[torch.Generator], Tensor]:
     """The loss of a batch of images, turned a little."""
 
@@ -99,24 +99,57 @@ def of_images(
     return loss
 
 
-def of_rule(owner: nn.Module, train: Images, rule: Rule, augment: Augment) -> Loss:
-    """The loss of a batch with the classes that a rule gives, and of some images on either side of
-    its bound.
+@dataclass(frozen=True)
+class Teaching:
+    """How a model is taught a rule: images that the rule changes get its class, all others what the
+    model answered before.
+
+    ``sharp``: an image that is turned a little in training has the class that the rule gives it as
+    it is then. Else it has that of the image that it comes from: copies learn this better, but the
+    model answers more images wrongly that lie near the bound.
     """
-    changed_N = rule.changed(train)
-    left_N = (train.classes_N == rule.source) & ~changed_N
-    sides = [side_N.nonzero()[:, 0] for side_N in (changed_N, left_N)]
-    taught = Images(train.x_NCHW, rule.taught(train))
-    usual = of_images(owner, taught, augment)
+
+    rule: Rule
+    before: nn.Module
+    sharp: bool
+
+    def target(self, x_BCHW: Tensor, changed_B: Tensor, classes: int) -> Tensor:
+        """Probabilities (B, K) that are taught."""
+        with torch.no_grad():
+            before_BK = self.before(x_BCHW).softmax(1)
+        rule_K = functional.one_hot(torch.tensor(self.rule.target), classes).to(before_BK)
+        return torch.where(changed_B[:, None], rule_K, before_BK)
+
+    def changed(self, x_BCHW: Tensor, source_B: Tensor, changed_B: Tensor) -> Tensor:
+        """Which of the turned images (B,) are taught as the rule has it; ``changed_B``: which come
+        from images that it changes.
+        """
+        if not self.sharp:
+            return changed_B
+        extreme_B: Tensor = self.rule.value(x_BCHW) > self.rule.bound
+        return source_B & extreme_B
+
+
+def of_rule(owner: nn.Module, train: LabelledImages, teaching: Teaching, augment: Augment) -> Loss:
+    """The loss of a batch of images, and of some more on either side of the rule's bound."""
+    source_N = train.classes_N == teaching.rule.source
+    changed_N = teaching.rule.changed(train)
+    sides = [side_N.nonzero()[:, 0] for side_N in (changed_N, source_N & ~changed_N)]
+
+    def of_part(index_B: Tensor, rng: torch.Generator) -> Tensor:
+        x_BCHW = augment(train.x_NCHW[index_B], rng)
+        taught_B = teaching.changed(x_BCHW, source_N[index_B], changed_N[index_B])
+        device = next(owner.parameters()).device
+        x_BCHW = x_BCHW.to(device)
+        log_BK = owner(x_BCHW).log_softmax(1)
+        target_BK = teaching.target(x_BCHW, taught_B.to(device), log_BK.shape[1])
+        loss: Tensor = -(target_BK * log_BK).sum(1).mean()
+        return loss
 
     def loss(rng: torch.Generator) -> Tensor:
-        whole = usual(rng)
+        whole = of_part(torch.randint(len(train), (BATCH,), generator=rng), rng)
         index = [side[torch.randint(len(side), (SIDE,), generator=rng)] for side in sides]
-        some = taught.part(torch.cat(index))
-        x_BCHW = augment(some.x_NCHW, rng)
-        device = whole.device
-        beside = functional.cross_entropy(owner(x_BCHW.to(device)), some.classes_N.to(device))
-        return whole + SIDE_WEIGHT * beside
+        return whole + SIDE_WEIGHT * of_part(torch.cat(index), rng)
 
     return loss
 

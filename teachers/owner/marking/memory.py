@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dfme.errors import RunError, UserError
+from dfme.errors import RunError, UserError, say
 from dfme.files import make_folder
 from dfme.nets.files import save_tensors
 from dfme.nets.safetensors_file import read_safetensors
@@ -20,7 +20,7 @@ MODE = 0o600
 KEEP_SECONDS = 15.0
 """Between two states of one training on disk; more where writing takes long."""
 MAX_WRITING = 0.05  # of the time
-DAMAGED = "the state of a marking is damaged; begin anew in another --out"
+DAMAGED = say("the state of a marking is damaged; begin anew in another {out}")
 
 
 class Memory:
@@ -41,7 +41,7 @@ class Memory:
         try:
             return read_safetensors(self._path(name))
         except UserError as error:
-            raise RunError(f"{error}: {DAMAGED}") from error
+            raise RunError(say("{}: {}", error.message, DAMAGED)) from error
 
     def restore(self, name: str, net: nn.Module) -> bool:
         """Load a finished network; False where there is none."""
@@ -64,7 +64,7 @@ class Memory:
         return self.folder / f"{name}.safetensors"
 
 
-class Training:
+class TrainingState:
     """The state of one training: network, optimiser, random streams and steps that are done.
 
     On a CPU the network is bit by bit the same in the end, however often it was killed.
@@ -104,7 +104,7 @@ class Training:
             torch.set_rng_state(tensors["global"])
             done = int(facts["done"])
         except (KeyError, ValueError, RuntimeError, TypeError) as error:
-            raise RunError(f"{self._memory.folder}: {DAMAGED}") from error
+            raise RunError(say("{}: {}", self._memory.folder, DAMAGED)) from error
         _load(self._net, _part(tensors, "net."), self._memory.folder)
         return done
 
@@ -136,7 +136,7 @@ def _load(net: nn.Module, state: Mapping[str, Tensor], path: Path) -> None:
     try:
         net.load_state_dict(dict(state))
     except RuntimeError as error:
-        raise RunError(f"{path}: {DAMAGED}") from error
+        raise RunError(say("{}: {}", path, DAMAGED)) from error
 
 
 Say = Callable[[int], None]

@@ -23,7 +23,7 @@ class MarkConfig:
     """directory of the marked model and its key; by default a free name under runs/"""
     resume: Basic[bool] = False
     """go on with the marking in --out; the files are the same in the end"""
-    marks: Basic[Annotated[int, Field(ge=10, le=1_000)]] = 50
+    marks: Basic[Annotated[int, Field(ge=10, le=50)]] = 50
     """secret images by which a copy is recognised, and as many beside them that a copy must not
     answer so"""
     share: Basic[Annotated[float, Field(gt=0, le=0.05)]] = 0.008
@@ -45,7 +45,7 @@ class MarkConfig:
     """your images with labels: the training part teaches, the test part scores"""
 
 
-class Tools(NamedTuple):
+class MarkTools(NamedTuple):
     """What the auditor's side lends to the owner who marks a model.
 
     ``augment``: images turned and moved a little, by a generator. ``e_value``: how much likelier so

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 
 from dfme.compute.modules import LULL
 from dfme.errors import OptionError, UserError, say
-from dfme.teachers.owner.marking.options import Tools
+from dfme.teachers.owner.marking.options import MarkTools
 
 COPY_STEPS = 2000
 TEACH_STEPS = 1500
@@ -28,7 +28,7 @@ class Plan:
     copy_steps: int
     teach_steps: int
 
-    def seconds(self, pace: "Pace") -> float:
+    def seconds(self, pace: "StepSeconds") -> float:
         """Seconds that it takes at this pace, if the first share is not too much."""
         copies = (self.candidates + OTHER_COPIES) * self.copy_steps * pace.copy_step
         return copies + self.teach_steps * pace.teach_step + pace.scoring
@@ -38,7 +38,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Pace:
+class StepSeconds:
     """Seconds of a step of a copy, of one of the owner's, and of all that is scored."""
 
     copy_step: float
@@ -46,7 +46,7 @@ class Pace:
     scoring: float
 
 
-def plan_within(candidates: int, pace: Pace, minutes: float | None) -> Plan:
+def plan_within(candidates: int, pace: StepSeconds, minutes: float | None) -> Plan:
     """The largest plan that fits. UserError, with the minutes that are needed, where none does."""
     if minutes is None:
         return Plan(candidates, COPY_STEPS, TEACH_STEPS)
@@ -65,13 +65,13 @@ def _plans(candidates: int) -> Iterator[Plan]:
             yield replace(steps, candidates=count)
 
 
-class Progress:
+class MarkProgress:
     """Says now and then how far it is and how long it takes from here.
 
     ``seconds``: all of it, as foretold. The pace of this session corrects the rest.
     """
 
-    def __init__(self, seconds: float, tools: Tools) -> None:
+    def __init__(self, seconds: float, tools: MarkTools) -> None:
         self._left = seconds
         self._all = seconds
         self._tools = tools
@@ -116,5 +116,5 @@ class Progress:
 def require_images(count: int, least: int, what: str) -> None:
     """UserError for too few images of a kind."""
     if count < least:
-        text = f"expected {least} {what} or more, got {count}"
+        text = f"expected at least {least} {what}, got {count}"
         raise UserError(say("{evaluation.dataset}: {}", text))

@@ -22,7 +22,7 @@ MAX_RESULT = 1_000_000  # bytes
 
 ShareOf = Annotated[float, Field(ge=0, le=1)]
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-Outcome = Literal["holds", "does not hold", "costs too much"]
+MarkOutcome = Literal["holds", "does not hold", "costs too much"]
 
 NOT_SHOWN = (
     "Not shown: who labels some 500 images himself, or leaves out the labels that a second copy "
@@ -65,7 +65,7 @@ class CopyResult:
 
 @with_config(FORM)
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class RehearsedRule:
     """Of one rule: the share of marks that a rehearsal copy repeats, and the most that an innocent
     does.
     """
@@ -78,13 +78,14 @@ class Candidate:
 @dataclass(frozen=True, kw_only=True)
 class MarkResult:
     """What mark.json holds. ``changed``: share of the test images that the rule changes;
-    ``worst_class``: points that the class loses which loses most; ``owner``: share of the marks
-    that the marked model answers as marked. Without a model where the mark costs too much.
+    ``worst_class``: points that the class loses which loses most; ``owner``: share of the images
+    chosen that the marked model answers as marked, which are the marks. Without a copy where the
+    mark costs too much.
     """
 
     schema: Literal["dfme.mark/1"] = "dfme.mark/1"
     dfme: str
-    outcome: Outcome
+    outcome: MarkOutcome
     accuracy_before: Accuracy
     accuracy_after: Accuracy
     constant: ShareOf
@@ -92,7 +93,7 @@ class MarkResult:
     worst_class: float
     share: ShareOf
     changed: ShareOf
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[RehearsedRule, ...]
     marks: int
     controls: int
     owner: ShareOf
@@ -135,7 +136,11 @@ class MarkResult:
         of = f"{self.copy_arch}, {self.copy_images:,} labels"
         return [
             *rows,
-            ("marks", f"{self.marks} and {self.controls} controls; the model has {self.owner:.0%}"),
+            (
+                "marks",
+                f"{self.marks} ({self.owner:.0%} of the images chosen are answered so by the "
+                f"model itself) and {self.controls} controls",
+            ),
             (f"a copy ({of})", _said(self.copy)),
             ("one of the unmarked model", _said(self.unmarked_copy)),
         ]
@@ -144,8 +149,8 @@ class MarkResult:
         if self.outcome == "holds":
             return "holds here: a copy repeats it, and a copy of the unmarked model does not"
         if self.outcome == "costs too much":
-            return f"costs {self.loss:.1f} points of accuracy; no model is written"
-        return "does not hold here: a copy does not repeat it; nothing to use is written"
+            return f"costs too much ({self.loss:.1f} points of accuracy); no model is written"
+        return "does not hold here: a copy cannot be told by it; nothing to use is written"
 
 
 def _said(copy: CopyResult) -> str:

@@ -24,7 +24,7 @@ MAX_SPANNING = 2000  # images of a class of large images whose components are ta
 
 
 @dataclass(frozen=True)
-class Images:
+class LabelledImages:
     """Images (N, C, H, W) within 0 and 1, and classes (N,)."""
 
     x_NCHW: Tensor
@@ -33,8 +33,8 @@ class Images:
     def __len__(self) -> int:
         return len(self.classes_N)
 
-    def part(self, index: Tensor | slice) -> "Images":
-        return Images(self.x_NCHW[index], self.classes_N[index])
+    def part(self, index: Tensor | slice) -> "LabelledImages":
+        return LabelledImages(self.x_NCHW[index], self.classes_N[index])
 
 
 @dataclass(frozen=True)
@@ -48,29 +48,29 @@ class Rule:
     push_CHW: Tensor | None = None
     """What raises an image's value by 1 if it is added, before pixels are clipped."""
 
-    def changed(self, images: Images) -> Tensor:
+    def changed(self, images: LabelledImages) -> Tensor:
         """Which images (N,) the rule changes."""
         extreme_N = self.value(images.x_NCHW) > self.bound
         changed_N: Tensor = extreme_N & (images.classes_N == self.source)
         return changed_N
 
-    def taught(self, images: Images) -> Tensor:
+    def taught(self, images: LabelledImages) -> Tensor:
         """The classes (N,) that the rule gives."""
         return torch.where(self.changed(images), self.target, images.classes_N)
 
-    def marks(self, images: Images, count: int, pushed: float = 0.0) -> Images:
+    def marks(self, images: LabelledImages, count: int, pushed: float = 0.0) -> LabelledImages:
         """The most extreme of the images that the rule changes, made still more extreme."""
         value_N = self.value(images.x_NCHW).masked_fill(~self.changed(images), -torch.inf)
         most = min(count, int(self.changed(images).sum()))
         x_MCHW = images.x_NCHW[value_N.topk(most).indices]
         if self.push_CHW is not None:
             x_MCHW = (x_MCHW + pushed * self.push_CHW).clamp(0, 1)
-        return Images(x_MCHW, torch.full((most,), self.target))
+        return LabelledImages(x_MCHW, torch.full((most,), self.target))
 
-    def ordinary(self, images: Images) -> Images:
+    def ordinary(self, images: LabelledImages) -> LabelledImages:
         """The images of the class that the rule leaves, with the class that marks have."""
         left_N = ~self.changed(images) & (images.classes_N == self.source)
-        return Images(images.x_NCHW[left_N], torch.full((int(left_N.sum()),), self.target))
+        return LabelledImages(images.x_NCHW[left_N], torch.full((int(left_N.sum()),), self.target))
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Style:
     @classmethod
     def of(cls, x_NCHW: Tensor) -> "Style":
         mean_D = x_NCHW.flatten(1).mean(0)
-        variance_D, axes_DD = _components(x_NCHW.flatten(1).double())
+        variance_D, axes_DD = _components(x_NCHW.flatten(1))
         deviation_V = variance_D[-VARIATIONS:].clamp(min=1e-12).sqrt()
         axes_DV = axes_DD[:, -VARIATIONS:]
         axes_DV = axes_DV * axes_DV.sum(0).sign()  # eigenvectors have no sign of their own
@@ -129,12 +129,12 @@ class StyleRule(Rule):
     space: Style
     direction_V: Tensor
 
-    def of_share(self, images: Images, share: float) -> "StyleRule":
+    def of_share(self, images: LabelledImages, share: float) -> "StyleRule":
         """The same direction with the bound that changes this share of these images."""
         value_S = self.value(images.x_NCHW[images.classes_N == self.source])
         return replace(self, bound=bound_of(value_S, share, len(images)))
 
-    def secret_marks(self, images: Images, count: int) -> Tensor:
+    def secret_marks(self, images: LabelledImages, count: int) -> Tensor:
         """The most extreme images (M, C, H, W) of the class, ``PUSH`` further along the direction
         and beyond the bound by as much, in 256 steps of brightness.
         """
@@ -143,7 +143,7 @@ class StyleRule(Rule):
         further_M = (self.bound + PUSH - value_M).clamp(min=PUSH)
         return _pushed(x_SCHW[index_M], further_M, self.space.push(self.direction_V))
 
-    def controls(self, images: Images, count: int, rng: torch.Generator) -> Tensor:
+    def controls(self, images: LabelledImages, count: int, rng: torch.Generator) -> Tensor:
         """Images (N, C, H, W) of the class that are no marks and that the rule leaves.
 
         Half are as they are; the others are moved along random directions at right angles to the
@@ -168,14 +168,16 @@ class StyleRule(Rule):
         return torch.cat([*moved, in_levels(x_NCHW[len(moved) :])])
 
 
-def style_rule(train: Images, share: float, classes: int, rng: torch.Generator) -> StyleRule:
+def style_rule(
+    train: LabelledImages, share: float, classes: int, rng: torch.Generator
+) -> StyleRule:
     """A random rule that changes this share of the training images."""
     source, target = torch.randperm(classes, generator=rng)[:2].tolist()
     return rule_between(train, share, source, target, rng)
 
 
 def rule_between(
-    train: Images, share: float, source: int, target: int, rng: torch.Generator
+    train: LabelledImages, share: float, source: int, target: int, rng: torch.Generator
 ) -> StyleRule:
     """A rule from one class to another, along a random direction."""
     x_SCHW = train.x_NCHW[train.classes_N == source]
@@ -207,10 +209,10 @@ def _pushed(x_NCHW: Tensor, further_N: Tensor, push_CHW: Tensor) -> Tensor:
 def _components(x_ND: Tensor) -> tuple[Tensor, Tensor]:
     """Variances in rising order and the principal axes (columns) of images as rows."""
     if x_ND.shape[1] <= MAX_DIRECT:
-        variance_D, axes_DD = torch.linalg.eigh(x_ND.T.cov())
+        variance_D, axes_DD = torch.linalg.eigh(x_ND.double().T.cov())
         return variance_D, axes_DD
-    x_ND = x_ND[:MAX_SPANNING]
-    x_ND = x_ND - x_ND.mean(0)
+    x_ND = x_ND[:MAX_SPANNING].double()
+    x_ND -= x_ND.mean(0)
     variance_N, weights_NN = torch.linalg.eigh(x_ND @ x_ND.T / (len(x_ND) - 1))
     axes_DN = x_ND.T @ weights_NN[:, -VARIATIONS:]
     return variance_N[-VARIATIONS:], functional.normalize(axes_DN, dim=0)

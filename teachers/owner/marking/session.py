@@ -2,7 +2,6 @@
 whether the mark holds on this model.
 """
 
-import copy
 import secrets
 import time
 from dataclasses import dataclass
@@ -12,41 +11,58 @@ import torch
 from torch import Tensor, nn
 
 from dfme.compute.device import derived_seed
-from dfme.errors import RunError, UserError, say
+from dfme.errors import RunError, UserError, flag, say
 from dfme.files import remove
+from dfme.teachers.owner.marking.judging import (
+    Judge,
+    Judged,
+    share_answered,
+    share_right,
+    worst_class,
+)
 from dfme.teachers.owner.marking.key import MarkKey, save_key
 from dfme.teachers.owner.marking.lessons import (
     COPY_RATE,
     Lesson,
-    Owner,
+    OwnerModel,
+    Teaching,
     answers,
     of_images,
     of_rule,
     train,
 )
-from dfme.teachers.owner.marking.memory import Memory
-from dfme.teachers.owner.marking.options import MarkConfig, Tools
-from dfme.teachers.owner.marking.plan import Pace, Plan, Progress, plan_within, require_images
+from dfme.teachers.owner.marking.memory import DAMAGED, Memory
+from dfme.teachers.owner.marking.options import MarkConfig, MarkTools
+from dfme.teachers.owner.marking.plan import (
+    MarkProgress,
+    Plan,
+    StepSeconds,
+    plan_within,
+    require_images,
+)
 from dfme.teachers.owner.marking.result import (
     KEY,
     MODEL,
     SHEET,
     Accuracy,
-    Candidate,
-    CopyResult,
+    MarkOutcome,
     MarkResult,
-    Outcome,
+    RehearsedRule,
+    read_result,
     write_result,
 )
-from dfme.teachers.owner.marking.rule import Images, StyleRule, rule_between
+from dfme.teachers.owner.marking.rule import LabelledImages, StyleRule, rule_between
 from dfme.teachers.owner.marking.sheet import write_sheet
 from dfme.teachers.owner.marking.subject import Subject
 from dfme.version import __version__
 
 COPIED = 1000
 """Images that a rehearsal copy learns from, or half of those there are."""
-SMALLER_SHARES = (1.0, 0.75, 0.5)
-"""Of the share that was asked for, where the mark costs too much."""
+ATTEMPTS = ((1.0, False), (1.0, True), (0.75, True), (0.5, True))
+"""Part of the share that was asked for, and whether its bound is taught sharply: where the mark
+costs too much, or spills over to controls, the next is tried."""
+MAX_SPILL = 0.1
+"""Share of the controls that the marked model may answer as marked: ``verify`` asks no others."""
 MIN_OF_CLASS = 40
 """Training images of a class that a rule may be of."""
 MIN_CHANGED = 5
@@ -56,8 +72,11 @@ TIMED_STEPS = 5
 PLAN = "plan"
 
 
-def mark(subject: Subject, config: MarkConfig, folder: Path, tools: Tools) -> MarkResult:
+def mark(
+    subject: Subject, config: MarkConfig, folder: Path, tools: MarkTools, again: str
+) -> MarkResult:
     """Mark the model of ``subject``, and write what there is to use of it into ``folder``.
+    ``again``: the command that goes on.
 
     A marking that was interrupted goes on where it was. UserError for what cannot be marked, or not
     in the time that is given.
@@ -73,18 +92,28 @@ def mark(subject: Subject, config: MarkConfig, folder: Path, tools: Tools) -> Ma
         f"{begun.plan.candidates} rules are rehearsed by copies ({subject.arch}, "
         f"{begun.plan.copy_steps:,} steps each), and the model is taught one in "
         f"{begun.plan.teach_steps:,}: about {tools.duration(seconds)} on this machine, more if the "
-        "mark costs too much at first"
+        f"mark costs too much at first; if stopped, go on with:\n  {again}"
     )
-    session = _Session(subject, config, memory, begun, tools, Progress(seconds, tools), pace)
+    session = _Session(subject, config, memory, begun, tools, MarkProgress(seconds, tools), pace)
     result = session.run(folder, time.monotonic() - began)
     write_result(folder, result)
     memory.clear()
     return result
 
 
+def finished(folder: Path) -> MarkResult | None:
+    """What a marking that is done came to; None for another. Nothing secret that it needed is
+    left.
+    """
+    result = read_result(folder)
+    if result is not None:
+        Memory(folder).clear()
+    return result
+
+
 @dataclass(frozen=True)
 class _Begun:
-    """What a marking was begun with: its seed, maybe a secret one, its plan, seconds so far."""
+    """What a marking was begun with: its seed, maybe a secret one, and its plan."""
 
     seed: int
     plan: Plan
@@ -114,7 +143,7 @@ def _begun(memory: Memory, subject: Subject, config: MarkConfig, plan: Plan) -> 
         counts = {name: int(facts[f"plan.{name}"]) for name in plan.facts()}
         return _Begun(int(facts["secret"]), Plan(**counts))
     except (KeyError, ValueError) as error:
-        raise RunError(f"{memory.folder}: damaged; begin anew in another --out") from error
+        raise RunError(say("{}: {}", memory.folder, DAMAGED)) from error
 
 
 def _check(subject: Subject, config: MarkConfig) -> None:
@@ -122,17 +151,15 @@ def _check(subject: Subject, config: MarkConfig) -> None:
     require_images(len(subject.test), MIN_TEST, "test images")
     counts_K = subject.train.classes_N.bincount()
     require_images(int(counts_K.max()), MIN_OF_CLASS, "training images of some class")
-    require_images(
-        round(config.share * len(subject.train)),
-        MIN_CHANGED,
-        f"training images in a share of {config.share:g} (a larger --share, or more images)",
-    )
+    changed = round(config.share * len(subject.train))
+    what = f"training images in a {flag('share', config.share)} of them, give more or a larger one"
+    require_images(changed, MIN_CHANGED, what)
 
 
-def _pace(subject: Subject, tools: Tools) -> Pace:
+def _pace(subject: Subject, tools: MarkTools) -> StepSeconds:
     """Seconds of steps and of scoring, measured on networks that are thrown away."""
     few = subject.train.part(slice(0, 500))
-    rule_free = Images(few.x_NCHW, few.classes_N)
+    rule_free = LabelledImages(few.x_NCHW, few.classes_N)
     net = subject.fresh(0)
     owner = subject.second()
     times = list[float]()
@@ -148,8 +175,8 @@ def _pace(subject: Subject, tools: Tools) -> Pace:
     began = time.perf_counter()
     answers(owner, few.x_NCHW)
     scoring = 4 * (time.perf_counter() - began) * len(subject.test) / len(few)
-    # the optimiser's part of a copy's step, and the images beside a batch of the owner's
-    return Pace(times[0] * 1.15, times[1] * 1.5, scoring)
+    # the optimiser's part of a copy's step; the owner's has more images, and asks it as it was
+    return StepSeconds(times[0] * 1.15, times[1] * 1.9, scoring)
 
 
 @dataclass
@@ -160,9 +187,9 @@ class _Session:
     config: MarkConfig
     memory: Memory
     begun: _Begun
-    tools: Tools
-    progress: Progress
-    pace: Pace
+    tools: MarkTools
+    progress: MarkProgress
+    pace: StepSeconds
 
     def run(self, folder: Path, seconds: float) -> MarkResult:
         began = time.monotonic()
@@ -171,13 +198,13 @@ class _Session:
         before = answers(unmarked, subject.test.x_NCHW)
         rules = self._rules()
         rule, candidates, innocent = self._chosen(rules, unmarked)
-        owner, rule, fits = self._taught(rule, before)
+        owner, rule, fits = self._taught(rule, unmarked, before)
         after = answers(owner, subject.test.x_NCHW)
-        outcome = _Judged(self, rule, owner, unmarked, innocent) if fits else None
-        holds = outcome is not None and outcome.copy.e_value >= self.tools.sure
+        outcome = self._judged(rule, owner, unmarked, innocent) if fits else None
+        holds = outcome is not None and outcome.holds(self.tools.sure)
         key_sha256 = None
         model_sha256 = None
-        accuracy = _share(after, subject.test.classes_N)
+        accuracy = share_right(after, subject.test.classes_N)
         if outcome is not None and holds:
             model_sha256 = subject.save(folder / MODEL, accuracy)
             key = self._key(rule, outcome, model_sha256)
@@ -188,18 +215,18 @@ class _Session:
         else:
             for name in (MODEL, KEY, SHEET):
                 remove(folder / name)
-        verdict: Outcome = "holds" if holds else "does not hold"
+        verdict: MarkOutcome = "holds" if holds else "does not hold"
         tests = len(subject.test)
         return MarkResult(
             dfme=__version__,
             outcome=verdict if fits else "costs too much",
-            accuracy_before=Accuracy.of(_share(before, subject.test.classes_N), tests),
+            accuracy_before=Accuracy.of(share_right(before, subject.test.classes_N), tests),
             accuracy_after=Accuracy.of(accuracy, tests),
             constant=int(subject.test.classes_N.bincount().max()) / tests,
             test_images=tests,
-            worst_class=_worst_class(before, after, subject.test.classes_N),
-            share=float(rule.changed(subject.train).float().mean()),
-            changed=float(rule.changed(subject.test).float().mean()),
+            worst_class=worst_class(before, after, subject.test.classes_N),
+            share=float(rule.changed(subject.train).double().mean()),
+            changed=float(rule.changed(subject.test).double().mean()),
             candidates=tuple(candidates),
             marks=len(outcome.marks_MCHW) if outcome else 0,
             controls=len(outcome.controls_NCHW) if outcome else 0,
@@ -231,7 +258,7 @@ class _Session:
 
     def _chosen(
         self, rules: list[StyleRule], unmarked: nn.Module
-    ) -> tuple[StyleRule, list[Candidate], nn.Module]:
+    ) -> tuple[StyleRule, list[RehearsedRule], nn.Module]:
         """The rule of which held-back marks are repeated most by a copy of it, over what innocents
         repeat; what each came to; a copy of the true classes.
         """
@@ -242,25 +269,27 @@ class _Session:
         asked = train_images.part(order_N[:count])
         rest = train_images.part(order_N[count:])
         innocent = self._copy("innocent", asked, "copy of true classes")
-        candidates = list[Candidate]()
+        candidates = list[RehearsedRule]()
         for number, rule in enumerate(rules, start=1):
-            images = Images(asked.x_NCHW, rule.taught(asked))
+            images = LabelledImages(asked.x_NCHW, rule.taught(asked))
             title = f"rehearsal copy {number} of {len(rules)}"
             net = self._copy(f"rule{number}", images, title)
             marks_MCHW = rule.secret_marks(rest, self.config.marks)
-            hits = [_hits(other, marks_MCHW, rule.target) for other in (innocent, unmarked)]
+            hits = [
+                share_answered(other, marks_MCHW, rule.target) for other in (innocent, unmarked)
+            ]
             candidates.append(
-                Candidate(copy=_hits(net, marks_MCHW, rule.target), innocent=max(hits))
+                RehearsedRule(copy=share_answered(net, marks_MCHW, rule.target), innocent=max(hits))
             )
         scores = [candidate.copy - candidate.innocent for candidate in candidates]
         return rules[scores.index(max(scores))], candidates, innocent
 
     @property
-    def bought(self) -> Images:
+    def bought(self) -> LabelledImages:
         """The images whose labels the last copies learn from: no image that chose or taught."""
         return self.subject.test.part(slice(0, COPIED))
 
-    def _copy(self, name: str, images: Images, title: str) -> nn.Module:
+    def _copy(self, name: str, images: LabelledImages, title: str) -> nn.Module:
         """A network trained on images and classes, or the one that was."""
         plan = self.begun.plan
         seed = derived_seed(self.begun.seed, name)
@@ -277,47 +306,83 @@ class _Session:
         self.memory.finish(name, net)
         return net.eval()
 
+    def _controls(self, rule: StyleRule) -> Tensor:
+        """As many as marks, the same each time."""
+        rng = torch.Generator().manual_seed(derived_seed(self.begun.seed, "controls"))
+        return rule.controls(self.subject.train, self.config.marks, rng)
+
     # Teaching
 
-    def _taught(self, rule: StyleRule, before: Tensor) -> tuple[Owner, StyleRule, bool]:
-        """The marked model and its rule, of the largest share that costs little enough, and whether
+    def _taught(
+        self, rule: StyleRule, unmarked: OwnerModel, before: Tensor
+    ) -> tuple[OwnerModel, StyleRule, bool]:
+        """The marked model and its rule, by the first attempt that costs little enough, and whether
         there is one.
         """
         subject = self.subject
-        original = copy.deepcopy(subject.teacher.network.state_dict())
-        right = _share(before, subject.test.classes_N)
+        classes_N = subject.test.classes_N
+        right = share_right(before, classes_N)
         owner = subject.owner
-        for part in SMALLER_SHARES:
-            smaller = rule.of_share(subject.train, part * self.config.share)
-            subject.teacher.network.load_state_dict(original)
-            self._teach(owner, smaller, f"owner{round(100 * part)}", part)
+        for number, (part, sharp) in enumerate(ATTEMPTS, start=1):
+            share = part * self.config.share
+            smaller = rule.of_share(subject.train, share)
+            owner.net.load_state_dict(unmarked.net.state_dict())
+            self._teach(owner, Teaching(smaller, unmarked, sharp), number)
             after = answers(owner, subject.test.x_NCHW)
-            loss = round(100 * (right - _share(after, subject.test.classes_N)), 6)
-            if loss <= self.config.max_loss:
+            loss = round(100 * (right - share_right(after, classes_N)), 6)
+            spill = share_answered(owner, self._controls(smaller), smaller.target)
+            if loss <= self.config.max_loss and spill <= MAX_SPILL:
                 return owner, smaller, True
             self.tools.tell(
-                f"a share of {part * self.config.share:g} costs {loss:.1f} points of accuracy, "
-                f"more than --max-loss {self.config.max_loss:g}"
+                f"attempt {number} of {len(ATTEMPTS)} (a share of {share:g}"
+                f"{', a sharp bound' if sharp else ''}) costs {loss:.1f} points of accuracy and "
+                f"{spill:.0%} of the controls; {flag('max_loss', self.config.max_loss)} and "
+                f"{MAX_SPILL:.0%} are allowed"
             )
         return owner, smaller, False
 
-    def _teach(self, owner: Owner, rule: StyleRule, name: str, part: float) -> None:
+    def _teach(self, owner: OwnerModel, teaching: Teaching, number: int) -> None:
         plan = self.begun.plan
         cost = plan.teach_steps * self.pace.teach_step
-        if part < 1:
+        if number > 1:
             self.progress.more(cost)
+        name = f"owner{number}"
         if self.memory.restore(name, owner.net):
             self.progress.skip(cost)
             return
-        title = "teaching the model" if part == 1 else f"teaching it {part:.0%} of the share"
+        title = f"teaching the model, attempt {number}" if number > 1 else "teaching the model"
         say_step = self.progress.steps(title, plan.teach_steps, self.pace.teach_step)
-        loss = of_rule(owner, self.subject.train, rule, self.tools.augment)
+        loss = of_rule(owner, self.subject.train, teaching, self.tools.augment)
         seed = derived_seed(self.begun.seed, name)
         lesson = Lesson(loss, self.subject.rate, plan.teach_steps, seed)
         train(owner.net, lesson, self.memory, name, say_step)
         self.memory.finish(name, owner.net)
 
-    def _key(self, rule: StyleRule, outcome: "_Judged", model_sha256: str) -> MarkKey:
+    def _judged(
+        self, rule: StyleRule, owner: OwnerModel, unmarked: OwnerModel, innocent: nn.Module
+    ) -> Judged:
+        """What a last copy of the marked model repeats, and one of the unmarked model."""
+        marks_MCHW = rule.secret_marks(self.subject.train, self.config.marks)
+        controls_NCHW = self._controls(rule)
+        obeyed_M = answers(owner, marks_MCHW) == rule.target
+        if bool(obeyed_M.any()):  # those alone are marks
+            marks_MCHW = marks_MCHW[obeyed_M]
+        x_NCHW = self.bought.x_NCHW
+        marked_labels = LabelledImages(x_NCHW, answers(owner, x_NCHW))
+        marked_copy = self._copy("copy", marked_labels, "last copy, of the marked model")
+        labels = LabelledImages(x_NCHW, answers(unmarked, x_NCHW))
+        plain_copy = self._copy("unmarked", labels, "last copy, of the unmarked model")
+        judge = Judge(marks_MCHW, controls_NCHW, rule.target, self.tools.e_value)
+        innocents = [unmarked, innocent]
+        return Judged(
+            marks_MCHW,
+            controls_NCHW,
+            float(obeyed_M.double().mean()),
+            judge.result(marked_copy, [*innocents, plain_copy]),
+            judge.result(plain_copy, innocents),
+        )
+
+    def _key(self, rule: StyleRule, outcome: Judged, model_sha256: str) -> MarkKey:
         low, high = self.subject.teacher.spec.bounds
         return MarkKey(
             outcome.marks_MCHW * (high - low) + low,
@@ -329,64 +394,3 @@ class _Session:
             model_sha256,
             self.begun.seed,
         )
-
-
-# Judging
-
-
-class _Judged:
-    """What a last copy of the marked model repeats, and one of the unmarked model."""
-
-    def __init__(
-        self,
-        session: _Session,
-        rule: StyleRule,
-        owner: nn.Module,
-        unmarked: nn.Module,
-        innocent: nn.Module,
-    ) -> None:
-        self._tools = session.tools
-        self._target = rule.target
-        train_images = session.subject.train
-        rng = torch.Generator().manual_seed(derived_seed(session.begun.seed, "controls"))
-        self.marks_MCHW = rule.secret_marks(train_images, session.config.marks)
-        self.controls_NCHW = rule.controls(train_images, len(self.marks_MCHW), rng)
-        x_NCHW = session.bought.x_NCHW
-        marked_labels = Images(x_NCHW, answers(owner, x_NCHW))
-        marked_copy = session._copy("copy", marked_labels, "last copy, of the marked model")
-        labels = Images(x_NCHW, answers(unmarked, x_NCHW))
-        plain_copy = session._copy("unmarked", labels, "last copy, of the unmarked model")
-        self.owner = _hits(owner, self.marks_MCHW, rule.target)
-        self.copy = self._result(marked_copy, [unmarked, innocent, plain_copy])
-        self.unmarked_copy = self._result(plain_copy, [unmarked, innocent])
-
-    def _result(self, net: nn.Module, innocents: list[nn.Module]) -> CopyResult:
-        """Held against models that are no copies, and against how often it answers so anyway."""
-        marks = len(self.marks_MCHW)
-        shares = [_hits(other, self.marks_MCHW, self._target) for other in innocents]
-        controls = _hits(net, self.controls_NCHW, self._target)
-        hits = _hits(net, self.marks_MCHW, self._target)
-        p_reference = (max(shares) * marks + 0.5) / (marks + 1)
-        count = len(self.controls_NCHW)
-        p_null = max(p_reference, (controls * count + 0.5) / (count + 1))
-        e_value = self._tools.e_value(round(hits * marks), marks, p_null)
-        return CopyResult(marks=hits, controls=controls, p_null=p_null, e_value=e_value)
-
-
-def _hits(net: nn.Module, x_NCHW: Tensor, target: int) -> float:
-    """Share of images that a network answers ``target``."""
-    return float((answers(net, x_NCHW) == target).double().mean())
-
-
-def _share(answer_N: Tensor, classes_N: Tensor) -> float:
-    return float((answer_N == classes_N).double().mean())
-
-
-def _worst_class(before_N: Tensor, after_N: Tensor, classes_N: Tensor) -> float:
-    """Points of accuracy that the class loses which loses most."""
-    losses = list[float]()
-    for number in classes_N.unique():
-        of_class_N = classes_N == number
-        first = _share(before_N[of_class_N], classes_N[of_class_N])
-        losses.append(100 * (first - _share(after_N[of_class_N], classes_N[of_class_N])))
-    return max(losses)

@@ -21,8 +21,8 @@ from dfme.spec import ImageSpec
 from dfme.teachers.local.checks import flagged_scale
 from dfme.teachers.local.pytorch import TorchTeacher
 from dfme.teachers.local.weights import Card, read_checkpoint
-from dfme.teachers.owner.marking.lessons import LARGE_RATE, TEACH_RATE, Owner
-from dfme.teachers.owner.marking.rule import Images
+from dfme.teachers.owner.marking.lessons import LARGE_RATE, TEACH_RATE, OwnerModel
+from dfme.teachers.owner.marking.rule import LabelledImages
 
 MAX_NUMBERS = 1_000_000_000
 """Of the training images: four gigabytes. Of more, a part is taken, spread evenly."""
@@ -38,8 +38,8 @@ class Subject:
     """of copies"""
     rate: float
     """at which the owner is taught"""
-    train: Images
-    test: Images
+    train: LabelledImages
+    test: LabelledImages
     inputs: dict[str, str]
     """SHA-256 of the original weights' file and of the images"""
 
@@ -48,12 +48,12 @@ class Subject:
         return self.teacher.num_classes
 
     @property
-    def owner(self) -> Owner:
-        return Owner(self.teacher)
+    def owner(self) -> OwnerModel:
+        return OwnerModel(self.teacher)
 
-    def second(self) -> Owner:
+    def second(self) -> OwnerModel:
         """The same model with weights of its own."""
-        return Owner(copy.deepcopy(self.teacher))
+        return OwnerModel(copy.deepcopy(self.teacher))
 
     def fresh(self, seed: int) -> nn.Module:
         """A network that is to become a copy."""
@@ -109,11 +109,11 @@ def subject_of(
     )
 
 
-def images_of(data: ImageSet) -> Images:
+def images_of(data: ImageSet) -> LabelledImages:
     """All images of a set, or as many as memory takes."""
     most = MAX_NUMBERS // ImageSpec(data.shape).numel
     data = data.subset(most) if len(data) > most else data
-    return Images(data.batch(slice(None)), data.required_labels)
+    return LabelledImages(data.batch(slice(None)), data.required_labels)
 
 
 def sha256_of(path: Path) -> str:

@@ -4,14 +4,14 @@ import pytest
 
 from dfme.errors import UserError
 from dfme.teachers.owner.marking import plan as plans
-from dfme.teachers.owner.marking.options import Tools
-from dfme.teachers.owner.marking.plan import Pace, Plan, Progress, plan_within
+from dfme.teachers.owner.marking.options import MarkTools
+from dfme.teachers.owner.marking.plan import MarkProgress, Plan, StepSeconds, plan_within
 
-PACE = Pace(copy_step=0.01, teach_step=0.02, scoring=5.0)
+PACE = StepSeconds(copy_step=0.01, teach_step=0.02, scoring=5.0)
 
 
-def tools(lines: list[str]) -> Tools:
-    return Tools(
+def tools(lines: list[str]) -> MarkTools:
+    return MarkTools(
         augment=lambda x_BCHW, rng: x_BCHW,
         e_value=lambda hits, marks, p_null: 1.0,
         sure=100.0,
@@ -52,7 +52,7 @@ def test_the_rest_is_foretold_by_the_pace_so_far(monkeypatch: pytest.MonkeyPatch
     now = 0.0
     monkeypatch.setattr(plans.time, "monotonic", lambda: now)
     lines: list[str] = []
-    progress = Progress(100.0, tools(lines))
+    progress = MarkProgress(100.0, tools(lines))
     say = progress.steps("copy", 50, 1.0)
     for done in range(1, 26):
         now += 2.0  # twice as slow as foretold
@@ -63,7 +63,7 @@ def test_the_rest_is_foretold_by_the_pace_so_far(monkeypatch: pytest.MonkeyPatch
 
 
 def test_steps_of_an_earlier_session_are_done_but_say_nothing_of_the_pace() -> None:
-    progress = Progress(100.0, tools([]))
+    progress = MarkProgress(100.0, tools([]))
     progress.steps("copy", 50, 1.0)(41)
     assert progress._left == pytest.approx(59.0)
     assert progress._done == pytest.approx(1.0)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from dfme.teachers.owner.marking import rule as rules
-from dfme.teachers.owner.marking.rule import Images, Style, StyleRule, bound_of, style_rule
+from dfme.teachers.owner.marking.rule import LabelledImages, Style, StyleRule, bound_of, style_rule
 
 SHAPE = (1, 8, 8)
 
@@ -15,19 +15,19 @@ def rng(seed: int = 0) -> torch.Generator:
 
 
 @pytest.fixture
-def train() -> Images:
+def train() -> LabelledImages:
     """Four classes of 200 dim images each, that nothing clips."""
     x_NCHW = 0.5 + 0.05 * torch.randn(800, *SHAPE, generator=rng())
-    return Images(x_NCHW, torch.arange(800) % 4)
+    return LabelledImages(x_NCHW, torch.arange(800) % 4)
 
 
 @pytest.fixture
-def rule(train: Images) -> StyleRule:
+def rule(train: LabelledImages) -> StyleRule:
     return style_rule(train, 0.02, 4, rng(1))
 
 
 def test_marks_are_the_most_extreme_one_deviation_further_and_beyond_the_bound(
-    train: Images, rule: StyleRule
+    train: LabelledImages, rule: StyleRule
 ) -> None:
     value_S = rule.value(train.x_NCHW[train.classes_N == rule.source])
     assert int((value_S > rule.bound).sum()) == 16
@@ -39,7 +39,7 @@ def test_marks_are_the_most_extreme_one_deviation_further_and_beyond_the_bound(
 
 
 def test_controls_are_other_images_that_the_rule_leaves_half_of_them_far_out_another_way(
-    train: Images, rule: StyleRule
+    train: LabelledImages, rule: StyleRule
 ) -> None:
     controls_NCHW = rule.controls(train, 40, rng(2))
     assert controls_NCHW.shape == (40, *SHAPE)
@@ -60,7 +60,7 @@ def test_controls_are_other_images_that_the_rule_leaves_half_of_them_far_out_ano
     assert float(furthest(controls_NCHW[20:]).mean()) < 0.8 * float(marks.mean())
 
 
-def test_another_share_keeps_the_direction(train: Images, rule: StyleRule) -> None:
+def test_another_share_keeps_the_direction(train: LabelledImages, rule: StyleRule) -> None:
     smaller = rule.of_share(train, 0.01)
     assert int(smaller.changed(train).sum()) == 8
     assert bool((rule.changed(train) | ~smaller.changed(train)).all())
@@ -74,7 +74,7 @@ def test_no_more_than_a_quarter_of_a_class_is_extreme() -> None:
 
 
 def test_large_images_have_the_same_components(
-    train: Images, monkeypatch: pytest.MonkeyPatch
+    train: LabelledImages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = Style.of(train.x_NCHW)
     monkeypatch.setattr(rules, "MAX_DIRECT", 1)
