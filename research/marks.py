@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
-from dfme.audits.verify.evidence import Evidence
+from dfme.audits.verify.evidence import Evidence, MarkEvidence
 from dfme.queries.programs import ProceduralImages
 from dfme.spec import ImageSpec
 from dfme.teachers.owner.marking.rule import LabelledImages as Images
@@ -202,16 +202,15 @@ class Judge:
         half = len(same_N) // 2
         return [float(same_N[:half].mean()), float(same_N[half:].mean())]
 
-    def p_null(self, net: nn.Module) -> float:
-        """The most that a model which is no copy may be held to repeat."""
-        if self.controls is None:
-            return self.p_reference
-        count = len(self.controls.classes_N)
-        hits = int((top(net, self.controls.x_NCHW) == self.controls.classes_N).sum())
-        return max(self.p_reference, (hits + 0.5) / (count + 1))
-
     def evidence(self, net: nn.Module) -> Evidence:
-        return Evidence(len(self.marks.classes_N), self.hits(net), self.p_null(net))
+        """That of ``run.py verify --marks``; without controls, against references alone."""
+        marks = len(self.marks.classes_N)
+        hits = self.hits(net)
+        if self.controls is None:
+            return Evidence(marks, hits, self.p_reference)
+        count = len(self.controls.classes_N)
+        anyway = int((top(net, self.controls.x_NCHW) == self.controls.classes_N).sum())
+        return MarkEvidence(marks, hits, count, anyway, self.p_reference).evidence
 
 
 def judge_of(of: argparse.Namespace, task: Task, chosen: Marking) -> Judge:
