@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from dfme.compute.device import choose_device
 from dfme.data import load_dataset
 from dfme.nets import build_net
-from dfme.nets.architectures import WhitenedCnn
+from dfme.nets.whitened import WhitenedCnn
 from dfme.queries.pool import open_pool
 from dfme.spec import Shape, Teacher
 from dfme.students.replay import augment

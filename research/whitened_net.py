@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from dfme.nets.architectures import PATCH, WhitenedCnn
+from dfme.nets.whitened import PATCH, WhitenedCnn
 
 WIDTHS = (64, 256, 256)
 NARROW = (32, 128, 128)
