@@ -237,7 +237,8 @@ def task(teacher: Teacher, data: str, of: argparse.Namespace, device: torch.devi
                 print(measure(name, loop or "adamw", paid, test, course, of.batch), flush=True)
 
 
-def main() -> None:
+def options() -> argparse.ArgumentParser:
+    """What the command line takes."""
     parser = argparse.ArgumentParser(prog="python -m research.fast_student", description=__doc__)
     parser.add_argument(
         "--task", nargs=2, action="append", required=True, metavar=("TEACHER", "DATA"),
@@ -261,7 +262,11 @@ def main() -> None:
     parser.add_argument("--evaluated", type=int, default=2000, help="test images")
     parser.add_argument("--precision", choices=["bf16", "fp32"], default="bf16")
     parser.add_argument("--device", default="cpu", help="auto, cpu, cuda or cuda:N")
-    of = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    of = options().parse_args()
     device = choose_device(of.device)
     for path, data in of.task:
         by = "labels" if of.labels else "scores"

@@ -91,15 +91,14 @@ taught() { # TASK: its images and its teacher, which is trained unless it is the
     [ -z "${TOY:-}" ] || data=digits
     [ -z "${TOY:-}" ] && [ -f "$weights" ] || weights=$out/$1.safetensors
     on=(--teacher.checkpoint "$weights" --evaluation.dataset "$data")
-    [ -n "$dry" ] || [ "$data" = digits ] || [ -f "$data" ] || {
-        echo "$name: expected $data; it is packed by: python -m research.tasks.carry" && return 1
+    local lacks=''
+    [ "$data" = digits ] || [ -f "$data" ] || lacks=$data
+    [ -f "$weights" ] || [ -n "${TOY:-}" ] || [ -f "research/tasks/$1.yaml" ] || lacks=$carried/$1.safetensors
+    [ -n "$dry" ] || [ -z "$lacks" ] || {
+        echo "$name: expected $lacks; it is packed by: python -m research.tasks.carry" && return 1
     }
     [ ! -f "$weights" ] || return 0
-    [ -n "${TOY:-}" ] || [ -f "research/tasks/$1.yaml" ] || {
-        echo "$name: expected $carried/$1.safetensors; it is packed by: python -m research.tasks.carry"
-        [ -n "$dry" ]
-        return
-    }
+    [ "$lacks" != "$carried/$1.safetensors" ] || return 0 # a dry run: nothing here trains it
     set -- --config "research/tasks/$1.yaml" --data.name "$data" "${teacher[@]}" --out "$weights"
     [ -z "${TOY:-}" ] || shift 2 # the configuration of a task that is not there
     try teacher "$python" run.py train-teacher "$@" || return

@@ -51,7 +51,7 @@ class Stage:
     rate: float
 
 
-STAGES = (Stage((1, 1, 1, 1), 20_000, 2e-3), Stage((3, 4, 6, 3), 6_400, 5e-4))
+STAGES = (Stage((1, 1, 1, 1), 20_000, 2e-3), Stage((3, 4, 6, 3), 1_280, 5e-4))
 
 
 @dataclass
