@@ -65,7 +65,7 @@ def multiplications(name: str, shape: Shape, classes: int) -> int:
     net = student(name, shape, classes).eval()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         net(torch.zeros(1, *shape))
-    return round(counter.get_total_flops() / 2e6)
+    return round(int(counter.get_total_flops()) / 2e6)
 
 
 def triangle(share: float) -> float:
@@ -129,9 +129,8 @@ class DeviceLoop:
     ) -> None:
         self.device = paid.x_NCHW.device
         self.rng = torch.Generator(self.device).manual_seed(course.seed)
-        self.net = nn.Sequential(Normalised(paid.x_NCHW), net).to(
-            self.device, memory_format=torch.channels_last
-        )
+        self.net = nn.Sequential(Normalised(paid.x_NCHW), net).to(self.device)
+        self.net.to(memory_format=torch.channels_last)
         if isinstance(net, PrincipalNet):
             net.whiten(self.net[0](paid.x_NCHW))
         self.x_NCHW = paid.x_NCHW.contiguous(memory_format=torch.channels_last)
@@ -174,6 +173,9 @@ class DeviceLoop:
 
 class Normalised(nn.Module):
     """Images less the mean of each channel, by its deviation."""
+
+    mean_C11: Tensor
+    std_C11: Tensor
 
     def __init__(self, x_NCHW: Tensor) -> None:
         super().__init__()

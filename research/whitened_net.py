@@ -21,7 +21,7 @@ class PrincipalNet(nn.Module):
     def __init__(self, channels: int, classes: int, widths: tuple[int, int, int] = WIDTHS) -> None:
         super().__init__()
         self.net = WhitenedCnn(widths, channels, classes)
-        self.net.whitening = nn.Identity()
+        self.net.add_module("whitening", nn.Identity())
 
     def whiten(self, x_NCHW: Tensor) -> None:
         """Take the directions of these images; before the first step, since it waits for them."""
@@ -43,4 +43,5 @@ def principal_filters(x_NCHW: Tensor) -> Tensor:
     patches_MD = patches_NDP.transpose(1, 2).reshape(-1, channels * PATCH * PATCH)
     variance_D, directions_DD = torch.linalg.eigh(patches_MD.T.cov())
     filters_DD = directions_DD.T / (variance_D + LEAST_VARIANCE).sqrt()[:, None]
-    return filters_DD.reshape(-1, channels, PATCH, PATCH)
+    filters_DCPP: Tensor = filters_DD.reshape(-1, channels, PATCH, PATCH)
+    return filters_DCPP

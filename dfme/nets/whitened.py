@@ -99,14 +99,16 @@ def cosine_filters(channels: int) -> Tensor:
     colour_CC = _cosines(channels)
     place_PP = _cosines(PATCH)
     product = torch.einsum("ac,bh,dw->abdchw", colour_CC, place_PP, place_PP)
-    return product.reshape(-1, channels, PATCH, PATCH)
+    filters_DCPP: Tensor = product.reshape(-1, channels, PATCH, PATCH)
+    return filters_DCPP
 
 
 def _cosines(size: int) -> Tensor:
     """The cosine transform as a matrix: row k holds the k-th cosine, of length 1."""
     place = torch.arange(size) + 0.5
     waves = torch.cos(torch.pi / size * torch.arange(size)[:, None] * place)
-    return waves / waves.norm(dim=1, keepdim=True)
+    unit_KN: Tensor = waves / waves.square().sum(1, keepdim=True).sqrt()
+    return unit_KN
 
 
 def _passing_on(inputs: int, outputs: int) -> nn.Conv2d:

@@ -57,7 +57,8 @@ def carry(item: Item, tasks: Path, out: Path) -> str:
         return f"{item.name}: expected {source}; it is made by: {item.made_by}"
     if item.tested:
         arrays = read_npz(source, MAX_BYTES)
-        np.savez_compressed(target, **{name: arrays[name] for name in TEST})
+        images, labels = (arrays[name] for name in TEST)
+        np.savez_compressed(target, test_images=images, test_labels=labels)
     else:
         shutil.copyfile(source, target)
     return f"{item.name}: {target.stat().st_size / 1e6:.1f} MB"
