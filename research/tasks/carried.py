@@ -161,6 +161,7 @@ def _run(training: Training, place: Place, part: Path) -> None:
             right = 0.0
         if place.step % SAVED_EVERY == 0:
             _keep(training, place, part)
+    _keep(training, place, part)
 
 
 def _keep(training: Training, place: Place, part: Path) -> None:
