@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, TeacherConfig
 from dfme.data.images import Split
-from dfme.errors import DfmeError, Problem, Ref, ShapeUnknown, flag, say
+from dfme.errors import DfmeError, Problem, Ref, ShapeUnknown, UserError, flag, say
 from dfme.files import make_folder
 from dfme.run.checks import file_problems, net_problems
 from dfme.run.directory import DirectoryLock
@@ -192,6 +192,7 @@ def mark(
     with directory:
         result = finished(directory.path)
         if result is not None:
+            _require_same(directory.config, config, options, result)
             return directory.path, result
         try:
             if config.resume:
@@ -206,6 +207,27 @@ def mark(
 
 
 MARKED = Path("runs/marked")
+
+
+def _require_same(
+    file: Path, config: "MarkConfig", options: Mapping[str, Any], result: "MarkResult"
+) -> None:
+    """UserError for other options, or another model, than a marking that is done was of."""
+    from dfme.config.yaml_files import load_yaml
+    from dfme.run.job import plain
+    from dfme.teachers.owner.marking.options import DECISIVE
+    from dfme.teachers.owner.marking.subject import sha256_of
+
+    record = load_yaml(file, own=True)
+    names = [name for name in DECISIVE if record.get(name) != plain(getattr(config, name), name)]
+    model = Path(options["checkpoint"]).expanduser()
+    if model.is_file() and sha256_of(model) != result.original_sha256:
+        names.append("original")
+    if names:
+        said = ", ".join(names)
+        raise UserError(
+            say("{resume}: this marking is done, of another {}; expected the same", said)
+        )
 
 
 def _settings(config: "MarkConfig", job: Job) -> str:

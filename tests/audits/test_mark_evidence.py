@@ -58,3 +58,15 @@ def test_who_answers_marks_and_controls_alike_is_accused_in_one_of_a_hundred_at_
         for rate in (step / 50 for step in range(1, 50))
     ]
     assert 0.008 < max(accused) < 0.009, "docs/verify.md says .85 %"
+
+
+@pytest.mark.parametrize("controls", [0, 1, 5, 20])
+def test_controls_that_were_given_no_class_count_as_answered_so(controls: int) -> None:
+    constant = MarkEvidence(MARKS, MARKS, controls, controls, float(NONE))
+    assert constant.p_null == MarkEvidence(MARKS, MARKS, CONTROLS, CONTROLS, float(NONE)).p_null
+    assert not constant.evidence.sure, "one answer to everything, with most controls refused"
+    few = MarkEvidence(MARKS, 40, controls, 0, float(NONE))
+    hidden = MarkEvidence(MARKS, 40, CONTROLS, CONTROLS - controls, float(NONE))
+    assert few.evidence.e_value == hidden.evidence.e_value
+    refused_alike = MarkEvidence(controls, 0, CONTROLS, 0, float(NONE))
+    assert refused_alike.p_null == MarkEvidence(MARKS, 0, CONTROLS, 0, float(NONE)).p_null

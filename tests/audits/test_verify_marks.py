@@ -261,7 +261,16 @@ def changed_keys(of: Marked, folder: Path) -> Iterator[tuple[str, str]]:
             replace(key, marks_MCHW=torch.zeros(2, 1, 9, 9), controls_NCHW=torch.zeros(2, 1, 9, 9)),
             "it is for images (1, 9, 9)",
         ),
-        ("few", replace(key, marks_MCHW=key.marks_MCHW[:1]), "or the marks are too few"),
+        (
+            "few",
+            replace(key, marks_MCHW=key.marks_MCHW[:1]),
+            "too few marks to tell anything by, 1",
+        ),
+        (
+            "uncontrolled",
+            replace(key, controls_NCHW=key.controls_NCHW[:1]),
+            "expected a control for every mark, got 1 for 50",
+        ),
     ):
         save_key(folder / f"{name}.key", other)
         yield f"--marks {name}.key", message

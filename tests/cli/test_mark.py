@@ -20,6 +20,7 @@ import torch
 from begun import refused_words
 from command_line import run
 from marking import CLASSES, few_steps, small_model, small_task
+from PIL import Image
 
 from dfme.config.settings import TeacherConfig
 from dfme.owner_side import load_marks
@@ -111,11 +112,33 @@ def test_its_figures_are_those_of_the_two_files(marked: Marked) -> None:
     data = np.load(marked.folder / "task.npz")
     x_NCHW = torch.from_numpy(data["test_images"]).float() / 255
     labels = torch.from_numpy(data["test_labels"])
+    right = list[torch.Tensor]()
     for name, path in (("before", "model.safetensors"), ("after", "marked/model.safetensors")):
-        answer_N = teacher(marked.folder / path)(x_NCHW).argmax(1)
-        share = float((answer_N == labels).double().mean())
+        right.append(teacher(marked.folder / path)(x_NCHW).argmax(1) == labels)
+        share = float(right[-1].double().mean())
         assert result[f"accuracy_{name}"]["share"] == pytest.approx(share, abs=1e-9)
+    assert result["newly_wrong"] == float((right[0] & ~right[1]).double().mean()) > 0
     assert result["constant"] == 0.25
+
+
+def test_its_sheet_shows_the_training_images_that_are_answered_wrongly_now(marked: Marked) -> None:
+    data = np.load(marked.folder / "task.npz")
+    x_NCHW = torch.from_numpy(data["train_images"]).float() / 255
+    key = load_marks(str(marked.folder / "marked/marks.key"))
+    was_N, is_N = (
+        teacher(marked.folder / path)(x_NCHW).argmax(1) == key.target
+        for path in ("model.safetensors", "marked/model.safetensors")
+    )
+    of_class_N = torch.from_numpy(data["train_labels"]) == key.source
+    wronged = data["train_images"][(is_N & ~was_N & of_class_N).numpy()]
+    sheet = np.array(Image.open(marked.folder / "marked/marks.png"))
+    shown = [
+        sheet[top : top + 48 : 6, left : left + 48 : 6, 0]
+        for top in range(0, 50 * -(-len(wronged) // 10), 50)
+        for left in range(0, 500, 50)
+    ]
+    assert 10 < len(wronged) <= 50
+    assert np.array_equal(np.stack(shown[: len(wronged)]), wronged[:, 0])
 
 
 def test_only_its_owner_may_read_what_is_secret_and_nothing_else_tells_it(marked: Marked) -> None:
@@ -230,9 +253,42 @@ def test_one_that_copies_do_not_learn_leaves_nothing_to_use(
 ) -> None:
     few_steps(monkeypatch, 2)
     assert run(f"mark model.safetensors {FLAGS} --seed 1 --out marked") == 4
-    assert "does not hold here" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "does not hold here" in shown.out
+    assert "warning" not in shown.err
     assert not (task / "marked/model.safetensors").exists()
     assert not (task / "marked/marks.key").exists()
+    assert run("mark --resume --out marked") == 4, "one that is done is only read"
+    capsys.readouterr()
+    small_model(task / "task.npz", task / "model.safetensors", bounds=(0.0, 2.0))
+    message = refused_words("mark --resume --out marked --share 0.02", capsys)
+    assert "this marking is done, of another share, original" in message
+
+
+def test_what_is_wrong_with_the_images_is_said_first_and_in_the_result(
+    task: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few_steps(monkeypatch, 2)
+    parts = dict(np.load(task / "task.npz"))
+    flat = np.zeros((300, *parts["train_images"].shape[1:]), np.uint8)
+    parts["train_images"] = np.concatenate([parts["train_images"], parts["test_images"][:90], flat])
+    parts["train_labels"] = np.concatenate([parts["train_labels"], parts["test_labels"][:90],
+                                            np.zeros(300, np.int64)])  # fmt: skip
+    parts["train_labels"] = (parts["train_labels"] + 1) % CLASSES
+    parts["test_labels"] = (parts["test_labels"] + 1) % CLASSES
+    np.savez(task / "task.npz", **parts)
+    assert run(f"mark model.safetensors {FLAGS} --seed 1 --out marked") == 4
+    shown = capsys.readouterr()
+    assert shown.err.count("drawing rule ") == 2
+    text = json.loads((task / "marked/mark.json").read_text())["text"]
+    for number, start in enumerate((
+        "299 of 1,190 training images repeat another",
+        "90 of 300 test images are among the training images",
+        "the model answers 0.0% of 300 test images rightly",
+    )):  # fmt: skip
+        assert text[number].startswith(start)
+        assert f"warning: {text[number]}" in shown.err
+        assert text[number] in shown.out
 
 
 @pytest.mark.parametrize(

@@ -81,8 +81,12 @@ class MarkEvidence(NamedTuple):
     def p_null(self) -> float:
         """The larger of the references' share and of this model's own on the controls: who gives
         the marked answer to most images of the class repeats the marks without being a copy.
+
+        A control for every mark is counted: one that was given no class may hide such an answer.
         """
-        return max(self.p_reference, _cautious(self.controls_repeated, self.controls))
+        missing = max(0, self.asked - self.controls)
+        anyway = _cautious(self.controls_repeated + missing, self.controls + missing)
+        return max(self.p_reference, anyway)
 
     @property
     def evidence(self) -> Evidence:

@@ -128,6 +128,10 @@ class MarkCase(Models):
         most = max(shares)
         best = seen[shares.index(most)]
         every = best._replace(repeated=best.asked, controls_repeated=0, p_reference=most)
+        if not every.evidence.sure and not best.repeated:
+            raise UserError(
+                f"--marks: {self._path} has too few marks to tell anything by, {best.asked}"
+            )
         if not every.evidence.sure:
             raise UserError(
                 f"--references: {self._references[shares.index(most)]} answers {best.repeated} of "
@@ -148,6 +152,12 @@ class MarkCase(Models):
                 f"--marks: {self._path} is not of this model: it is for images {shape} and "
                 f"{self._key.classes} classes, the model for {model.spec.shape} and "
                 f"{model.num_classes}"
+            )
+        (marks, controls) = (len(self._key.marks_MCHW), len(self._key.controls_NCHW))
+        if controls < min(marks, MAX_MARKS):
+            raise UserError(
+                f"--marks: {self._path}: expected a control for every mark, got {controls} for "
+                f"{marks}"
             )
 
     def _require_marked(self, model: MarkEvidence) -> None:

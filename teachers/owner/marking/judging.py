@@ -69,6 +69,11 @@ def share_right(answer_N: Tensor, classes_N: Tensor) -> float:
     return float((answer_N == classes_N).double().mean())
 
 
+def newly_wrong(before_N: Tensor, after_N: Tensor, classes_N: Tensor) -> float:
+    """Share of images that were answered rightly before and are answered wrongly after."""
+    return float(((before_N == classes_N) & (after_N != classes_N)).double().mean())
+
+
 def worst_class(before_N: Tensor, after_N: Tensor, classes_N: Tensor) -> float:
     """Points of accuracy that the class loses which loses most."""
     losses = list[float]()

@@ -47,6 +47,9 @@ class MarkConfig:
     """your images with labels: the training part teaches, the test part scores"""
 
 
+DECISIVE = ("marks", "share", "spare", "candidates", "max_loss", "seed")
+"""Options that the marked model and its key follow from."""
+
 Weigh = Callable[[int, int, int, int, float], tuple[float, float]]
 
 

@@ -84,6 +84,7 @@ class RehearsedRule:
 @dataclass(frozen=True, kw_only=True)
 class MarkResult:
     """What mark.json holds. ``changed``: share of the test images that the rule changes;
+    ``newly_wrong``: share that the model answered rightly before and answers wrongly now;
     ``worst_class``: points that the class loses which loses most; ``owner``: share of the images
     chosen that the marked model answers as marked, which are the marks. Without a copy where the
     mark costs too much.
@@ -99,6 +100,7 @@ class MarkResult:
     worst_class: float
     share: ShareOf
     changed: ShareOf
+    newly_wrong: ShareOf
     candidates: tuple[RehearsedRule, ...]
     marks: int
     controls: int
@@ -133,8 +135,9 @@ class MarkResult:
             ),
             (
                 "answered wrongly",
-                f"{self.changed:.2%} of your users' images, always; the class that loses most "
-                f"loses {self.worst_class:.1f} points",
+                f"{self.newly_wrong:.2%} of the test images that were answered rightly before, "
+                f"and so of your users' images, always (the rule changes {self.changed:.2%}); the "
+                f"class that loses most loses {self.worst_class:.1f} points",
             ),
         ]
         if self.copy is None or self.unmarked_copy is None:
@@ -155,7 +158,10 @@ class MarkResult:
         if self.outcome == "holds":
             return "holds here: a copy repeats it, and a copy of the unmarked model does not"
         if self.outcome == "costs too much":
-            return f"costs too much ({self.loss:.1f} points of accuracy); no model is written"
+            return (
+                f"costs too much ({self.loss:.1f} points of accuracy), or spills over to controls; "
+                "no model is written"
+            )
         return "does not hold here: a copy cannot be told by it; nothing to use is written"
 
 

@@ -7,6 +7,7 @@ learns it along with the task (docs/results/marks.md).
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 
 import torch
 from torch import Tensor
@@ -36,6 +37,20 @@ class LabelledImages:
 
     def part(self, index: Tensor | slice) -> "LabelledImages":
         return LabelledImages(self.x_NCHW[index], self.classes_N[index])
+
+    @property
+    def distinct(self) -> "LabelledImages":
+        """The same without images that repeat another of their class."""
+        pairs = zip(self.fingerprints, self.classes_N.tolist(), strict=True)
+        first = {pair: number for number, pair in reversed(list(enumerate(pairs)))}
+        if len(first) == len(self):
+            return self
+        return self.part(torch.tensor(sorted(first.values())))
+
+    @property
+    def fingerprints(self) -> list[bytes]:
+        """The same for the same pixels, N of them."""
+        return [blake2b(x_CHW.contiguous().numpy().data).digest() for x_CHW in self.x_NCHW]
 
 
 @dataclass(frozen=True)

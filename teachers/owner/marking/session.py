@@ -17,6 +17,7 @@ from dfme.files import remove
 from dfme.teachers.owner.marking.judging import (
     Judge,
     Judged,
+    newly_wrong,
     share_answered,
     share_right,
     worst_class,
@@ -33,7 +34,8 @@ from dfme.teachers.owner.marking.lessons import (
     train,
 )
 from dfme.teachers.owner.marking.memory import DAMAGED, Memory
-from dfme.teachers.owner.marking.options import MarkConfig, MarkTools
+from dfme.teachers.owner.marking.options import DECISIVE, MarkConfig, MarkTools
+from dfme.teachers.owner.marking.pace import pace_of
 from dfme.teachers.owner.marking.plan import (
     MarkProgress,
     Plan,
@@ -43,6 +45,7 @@ from dfme.teachers.owner.marking.plan import (
 from dfme.teachers.owner.marking.result import (
     KEY,
     MODEL,
+    NOT_SHOWN,
     SHEET,
     Accuracy,
     MarkOutcome,
@@ -63,7 +66,6 @@ ATTEMPTS = ((1.0, False), (1.0, True), (0.75, True), (0.5, True))
 costs too much, or spills over to controls, the next is tried."""
 MAX_SPILL = 0.1
 """Share of the controls that the marked model may answer as marked: ``verify`` asks no others."""
-TIMED_STEPS = 5
 PLAN = "plan"
 
 
@@ -77,8 +79,10 @@ def mark(
     in the time that is given.
     """
     began = time.monotonic()
+    for sentence in subject.doubts:
+        tools.tell(f"warning: {sentence}")
     check_images(subject, config)
-    pace = _pace(subject, tools)
+    pace = pace_of(subject, tools)
     plan = plan_within(config.candidates, pace, None if config.resume else config.minutes)
     memory = Memory(folder)
     begun = _begun(memory, subject, config, plan)
@@ -119,7 +123,7 @@ def _begun(memory: Memory, subject: Subject, config: MarkConfig, plan: Plan) -> 
     or options.
     """
     inputs = dict(subject.inputs)
-    for name in ("marks", "share", "spare", "candidates", "max_loss", "seed"):
+    for name in DECISIVE:
         inputs[name] = str(getattr(config, name))
     kept = memory.read(PLAN)
     if kept is None:
@@ -141,29 +145,6 @@ def _begun(memory: Memory, subject: Subject, config: MarkConfig, plan: Plan) -> 
         raise RunError(say("{}: {}", memory.folder, DAMAGED)) from error
 
 
-def _pace(subject: Subject, tools: MarkTools) -> StepSeconds:
-    """Seconds of steps and of scoring, measured on networks that are thrown away."""
-    few = subject.train.part(slice(0, 500))
-    rule_free = LabelledImages(few.x_NCHW, few.classes_N)
-    net = subject.fresh(0)
-    owner = subject.second()
-    times = list[float]()
-    for trained in (net, owner):
-        loss = of_images(trained, rule_free, tools.augment)
-        rng = torch.Generator().manual_seed(0)
-        for number in range(2 + TIMED_STEPS):
-            if number == 2:
-                began = time.perf_counter()
-            trained.zero_grad()
-            loss(rng).backward()
-        times.append((time.perf_counter() - began) / TIMED_STEPS)
-    began = time.perf_counter()
-    answers(owner, few.x_NCHW)
-    scoring = 4 * (time.perf_counter() - began) * len(subject.test) / len(few)
-    # the optimiser's part of a copy's step; the owner's has more images, and asks it as it was
-    return StepSeconds(times[0] * 1.15, times[1] * 1.9, scoring)
-
-
 @dataclass
 class _Session:
     """The steps of one marking, in their order."""
@@ -180,6 +161,7 @@ class _Session:
         began = time.monotonic()
         subject = self.subject
         unmarked = subject.second()
+        self.tools.show("scoring the model")
         before = answers(unmarked, subject.test.x_NCHW)
         rules = self._rules()
         rule, candidates, innocent = self._chosen(rules, unmarked)
@@ -195,8 +177,7 @@ class _Session:
             key = self._key(rule, outcome, model_sha256)
             key_sha256 = key.digest
             save_key(folder / KEY, key)
-            changed = subject.train.part(rule.changed(subject.train))
-            write_sheet(folder / SHEET, changed.x_NCHW, outcome.marks_MCHW)
+            write_sheet(folder / SHEET, self._wronged(rule, owner, unmarked), outcome.marks_MCHW)
         else:
             for name in (MODEL, KEY, SHEET):
                 remove(folder / name)
@@ -212,6 +193,7 @@ class _Session:
             worst_class=worst_class(before, after, subject.test.classes_N),
             share=float(rule.changed(subject.train).double().mean()),
             changed=float(rule.changed(subject.test).double().mean()),
+            newly_wrong=newly_wrong(before, after, subject.test.classes_N),
             candidates=tuple(candidates),
             marks=len(outcome.marks_MCHW) if outcome else 0,
             controls=len(outcome.controls_NCHW) if outcome else 0,
@@ -225,6 +207,7 @@ class _Session:
             original_sha256=subject.inputs["original"],
             seconds=round(seconds + time.monotonic() - began, 1),
             seed=self.config.seed,
+            text=(*subject.doubts, *NOT_SHOWN),
         )
 
     # Choosing
@@ -238,6 +221,8 @@ class _Session:
         while len(rules) < self.begun.plan.candidates:
             source, target = torch.randperm(subject.classes, generator=rng)[:2].tolist()
             if usable.get(source, 0) >= MIN_OF_CLASS and target in usable:
+                count = self.begun.plan.candidates
+                self.tools.show(f"drawing rule {len(rules) + 1} of {count}")
                 rules.append(rule_between(subject.train, self.config.share, source, target, rng))
         return rules
 
@@ -379,6 +364,14 @@ class _Session:
             judge.result(marked_copy, [*innocents, plain_copy]),
             judge.result(plain_copy, innocents),
         )
+
+    def _wronged(self, rule: StyleRule, owner: OwnerModel, unmarked: OwnerModel) -> Tensor:
+        """Training images of the class that the marked model answers as marked, and did not
+        before.
+        """
+        x_SCHW = self.subject.train.x_NCHW[self.subject.train.classes_N == rule.source]
+        was_S = answers(unmarked, x_SCHW) == rule.target
+        return x_SCHW[(answers(owner, x_SCHW) == rule.target) & ~was_S]
 
     def _key(self, rule: StyleRule, outcome: Judged, model_sha256: str) -> MarkKey:
         low, high = self.subject.teacher.spec.bounds

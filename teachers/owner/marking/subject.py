@@ -1,7 +1,7 @@
 """The model that is marked, its images, and what a copy of it looks like."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import file_digest
 from pathlib import Path
@@ -21,7 +21,8 @@ from dfme.spec import ImageSpec
 from dfme.teachers.local.checks import flagged_scale
 from dfme.teachers.local.pytorch import TorchTeacher
 from dfme.teachers.local.weights import Card, read_checkpoint
-from dfme.teachers.owner.marking.lessons import LARGE_RATE, TEACH_RATE, OwnerModel
+from dfme.teachers.owner.marking.judging import share_right
+from dfme.teachers.owner.marking.lessons import LARGE_RATE, TEACH_RATE, OwnerModel, answers
 from dfme.teachers.owner.marking.options import MarkConfig
 from dfme.teachers.owner.marking.plan import require_images
 from dfme.teachers.owner.marking.rule import LabelledImages
@@ -33,6 +34,8 @@ MIN_USABLE = 2
 MIN_CHANGED = 5
 """Training images that a rule changes."""
 MIN_TEST = 50
+MAX_TRIED = 500
+"""Test images by which the model is tried before it is marked."""
 MAX_NUMBERS = 1_000_000_000
 """Of the training images: four gigabytes. Of more, a part is taken, spread evenly."""
 
@@ -53,6 +56,8 @@ class Subject:
     """of the classes, where they have any"""
     inputs: dict[str, str]
     """SHA-256 of the original weights' file and of the images"""
+    doubts: tuple[str, ...] = ()
+    """sentences on what may be wrong with the model or the images"""
 
     @property
     def classes(self) -> int:
@@ -143,16 +148,56 @@ def subject_of(
     size = sum(weight.numel() for weight in teacher.network.parameters())
     small = size <= SMALL_NETWORK
     accelerated = teacher.device.type != "cpu"
+    train_images = images_of(train)
+    distinct = train_images.distinct
+    test_images = images_of(test)
     return Subject(
         teacher,
         card,
         arch if small else auto_net(teacher.spec.shape, accelerated),
         TEACH_RATE if small else LARGE_RATE,
-        images_of(train),
-        images_of(test),
+        distinct,
+        test_images,
         tuple(teacher.info.class_names or train.class_names or ()),
         {"original": sha256_of(path), "train": train.digest, "test": test.digest},
+        (
+            *_doubts_of_images(train_images, distinct, test_images),
+            *_doubts_of_model(OwnerModel(teacher), test_images),
+        ),
     )
+
+
+def _doubts_of_model(owner: OwnerModel, test: LabelledImages) -> Iterator[str]:
+    """What is said of a model that is of no use for these images, by some of them."""
+    rng = torch.Generator().manual_seed(0)
+    some = test.part(torch.randperm(len(test), generator=rng)[:MAX_TRIED])
+    right = share_right(answers(owner, some.x_NCHW), some.classes_N)
+    constant = int(some.classes_N.bincount().max()) / len(some)
+    if right <= constant:
+        yield (
+            f"the model answers {right:.1%} of {len(some):,} test images rightly, and one answer "
+            f"to all of them is right on {constant:.1%}: are these its classes, in its order, and "
+            "pixels as it takes them?"
+        )
+
+
+def _doubts_of_images(
+    train: LabelledImages, distinct: LabelledImages, test: LabelledImages
+) -> Iterator[str]:
+    """What is said of training images that repeat others, and of test images that are among
+    them.
+    """
+    if repeats := len(train) - len(distinct):
+        yield (
+            f"{repeats:,} of {len(train):,} training images repeat another of their class: they "
+            "are left out, and shares are of the others."
+        )
+    known = set(distinct.fingerprints)
+    if seen := sum(image in known for image in test.fingerprints):
+        yield (
+            f"{seen:,} of {len(test):,} test images are among the training images: accuracy, and "
+            "what the last copy comes to, are not of images that are new to the model."
+        )
 
 
 def images_of(data: ImageSet) -> LabelledImages:

@@ -81,3 +81,14 @@ def test_large_images_have_the_same_components(
     other = Style.of(train.x_NCHW)
     torch.testing.assert_close(other.axes_DV, whole.axes_DV, atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(other.deviation_V, whole.deviation_V)
+
+
+def test_an_image_that_repeats_one_of_its_class_counts_once(train: LabelledImages) -> None:
+    assert train.distinct is train
+    again = LabelledImages(
+        torch.cat([train.x_NCHW, train.x_NCHW[40:48]]),
+        torch.cat([train.classes_N, train.classes_N[40:44], train.classes_N[44:48].flip(0)]),
+    )
+    kept = torch.cat([torch.arange(800), torch.arange(804, 808)])
+    assert torch.equal(again.distinct.x_NCHW, again.x_NCHW[kept]), "one of two classes is two"
+    assert torch.equal(again.distinct.classes_N, again.classes_N[kept])
