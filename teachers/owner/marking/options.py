@@ -31,7 +31,7 @@ class MarkConfig:
     are answered wrongly from then on, always"""
     spare: Basic[tuple[str, ...]] = ()
     """classes, by name or number, that no wrong answer may be of or may name: A,B"""
-    candidates: Basic[Annotated[int, Field(ge=1, le=50)]] = 12
+    candidates: Basic[Annotated[int, Field(ge=1, le=50)]] = 6
     """random rules that are rehearsed, of which the one is taken that copies learn best"""
     max_loss: Basic[NotNegative] = 1.0
     """most points of accuracy that the mark may cost; where it costs more a smaller share is tried,

@@ -61,7 +61,7 @@ from dfme.version import __version__
 
 COPIED = 1000
 """Images that a rehearsal copy learns from, or half of those there are."""
-ATTEMPTS = ((1.0, False), (0.75, False), (1.0, True), (0.75, True), (0.5, True))
+ATTEMPTS = ((1.0, False), (1.0, True), (0.75, True), (0.5, True))
 """Part of the share that was asked for, and whether its bound is taught sharply: where the mark
 costs too much, or spills over to controls, the next is tried."""
 MAX_SPILL = 0.1
