@@ -2,6 +2,8 @@
 
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import closing
+from shutil import get_terminal_size
 
 from dfme import owner_side
 from dfme.cli.arguments import CommandInputs, arguments_of
@@ -37,7 +39,8 @@ def run(words: Sequence[str]) -> int:
     arguments.finish([*_problems(config), *_teacher_problems(teacher)])
     if config.seed is not None and not config.resume:
         tell(f"seed {config.seed} is no secret: who has your images and the seed knows the rule")
-    directory, result = owner_side.mark(config, teacher, options, mark_tools())
+    with closing(FootLine()) as line:
+        directory, result = owner_side.mark(config, teacher, options, mark_tools(line))
     holds = result.outcome == "holds"
     names = FILES if holds else FILES[-2:]
     rows = [*result.rows(), ("files", f"{directory}: {', '.join(names)}")]
@@ -45,7 +48,31 @@ def run(words: Sequence[str]) -> int:
     return 0 if holds else NOTHING_TO_USE
 
 
-def mark_tools() -> MarkTools:
+class FootLine:
+    """How far it is, on stderr; on a terminal it is written over the last one."""
+
+    def __init__(self) -> None:
+        self._open = False
+
+    def show(self, line: str) -> None:
+        self._open = sys.stderr.isatty()
+        width = get_terminal_size().columns - 1  # one that is cut does not scroll
+        sys.stderr.write(f"\r{line[:width]:<{width}}" if self._open else f"{line}\n")
+        sys.stderr.flush()
+
+    def tell(self, line: str) -> None:
+        """A line that stays."""
+        self.close()
+        tell(line)
+
+    def close(self) -> None:
+        """Whatever is written next begins a line."""
+        if self._open:
+            tell("")
+        self._open = False
+
+
+def mark_tools(line: FootLine) -> MarkTools:
     """How copies are trained, what is evidence of one, and where lines go."""
     from dfme.audits.verify.evidence import SURE, MarkEvidence
     from dfme.report.console import duration
@@ -61,16 +88,10 @@ def mark_tools() -> MarkTools:
         augment=lambda x_BCHW, rng: augment(x_BCHW, "affine", rng),
         weigh=weigh,
         sure=SURE,
-        show=show,
-        tell=tell,
+        show=line.show,
+        tell=line.tell,
         duration=duration,
     )
-
-
-def show(line: str) -> None:
-    """How far it is, on stderr; on a terminal it is written over the last one."""
-    sys.stderr.write(f"\r{line:<78}" if sys.stderr.isatty() else f"{line}\n")
-    sys.stderr.flush()
 
 
 def _problems(config: MarkConfig) -> Iterator[Problem]:

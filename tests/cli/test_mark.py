@@ -22,6 +22,7 @@ from command_line import run
 from marking import CLASSES, few_steps, small_model, small_task
 from PIL import Image
 
+from dfme.cli.mark import FootLine
 from dfme.config.settings import TeacherConfig
 from dfme.owner_side import load_marks
 from dfme.spec import Teacher
@@ -356,3 +357,20 @@ def test_one_that_is_killed_goes_on_to_the_same_bytes(task: Path) -> None:
         first = ["mark", "--resume", "--out", "cut"]
     subprocess.run([*start, *first], check=True, env=surroundings)
     assert digests(task / "cut") == digests(task / "whole")
+
+
+def test_on_a_terminal_what_stays_begins_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "20")
+    with contextlib.closing(FootLine()) as line:
+        line.tell("begun")
+        line.show("step 1 of 2  10 s left")
+        line.show("step 2 of 2")
+        line.tell("attempt 1")
+        line.show("step 1 of 2")
+    assert capsys.readouterr().err.replace("\r", "\n").splitlines() == [
+        "begun", "", "step 1 of 2  10 s l", f"{'step 2 of 2':<19}", "attempt 1",
+        "", f"{'step 1 of 2':<19}",
+    ]  # fmt: skip

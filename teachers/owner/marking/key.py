@@ -20,6 +20,7 @@ from torch import Tensor
 from dfme.errors import UserError
 from dfme.nets.files import save_tensors
 from dfme.nets.safetensors_file import read_safetensors, shapes_of
+from dfme.teachers.owner.marking.rule import fingerprints_of
 
 LOGGER = logging.getLogger("dfme")
 
@@ -163,3 +164,5 @@ def _check_images(path: Path, name: str, images: Tensor, bounds: tuple[float, fl
     low, high = bounds
     if not bool(((images >= low) & (images <= high)).all()):  # false of what is not a number, too
         raise UserError(f"{path}: damaged: {name} have values outside {low:g} to {high:g}")
+    if len(set(fingerprints_of(images))) < len(images):
+        raise UserError(f"{path}: damaged: one image is twice among its {name}")

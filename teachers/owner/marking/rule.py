@@ -50,7 +50,7 @@ class LabelledImages:
     @property
     def fingerprints(self) -> list[bytes]:
         """The same for the same pixels, N of them."""
-        return [blake2b(x_CHW.contiguous().numpy().data).digest() for x_CHW in self.x_NCHW]
+        return fingerprints_of(self.x_NCHW)
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,8 @@ class StyleRule(Rule):
         x_SCHW = images.x_NCHW[images.classes_N == self.source]
         value_M, index_M = self.value(x_SCHW).topk(min(count, len(x_SCHW) // 2))
         further_M = (self.bound + PUSH - value_M).clamp(min=PUSH)
-        return _pushed(x_SCHW[index_M], further_M, self.space.push(self.direction_V))
+        marks_MCHW = _pushed(x_SCHW[index_M], further_M, self.space.push(self.direction_V))
+        return LabelledImages(marks_MCHW, torch.zeros(len(marks_MCHW))).distinct.x_NCHW
 
     def controls(self, images: LabelledImages, count: int, rng: torch.Generator) -> Tensor:
         """Images (N, C, H, W) of the class that are no marks and that the rule leaves.
@@ -211,6 +212,11 @@ def bound_of(value_S: Tensor, share: float, images: int) -> float:
     """
     count = min(round(share * images), int(MAX_OF_CLASS * len(value_S)))
     return float(value_S.sort(descending=True).values[count])
+
+
+def fingerprints_of(x_NCHW: Tensor) -> list[bytes]:
+    """N of them, the same for the same pixels."""
+    return [blake2b(x_CHW.contiguous().numpy().data).digest() for x_CHW in x_NCHW]
 
 
 def in_levels(x_NCHW: Tensor) -> Tensor:

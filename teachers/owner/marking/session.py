@@ -207,7 +207,7 @@ class _Session:
             original_sha256=subject.inputs["original"],
             seconds=round(seconds + time.monotonic() - began, 1),
             seed=self.config.seed,
-            text=(*subject.doubts, *NOT_SHOWN),
+            text=(*subject.doubts, *(NOT_SHOWN if holds else ())),
         )
 
     # Choosing

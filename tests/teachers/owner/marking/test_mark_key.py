@@ -142,6 +142,10 @@ DAMAGES: dict[str, Callable[[dict[str, torch.Tensor]], object]] = {
     "got torch.float32 (0, 1, 4, 4)": lambda images: images.update(marks=torch.rand(0, 1, 4, 4)),
     "marks have values outside": lambda images: images["marks"].fill_(torch.nan),
     "controls have values outside": lambda images: images["controls"].fill_(1.5),
+    "one image is twice among its marks": lambda images: images["marks"][3].copy_(
+        images["marks"][1]
+    ),
+    "one image is twice among its controls": lambda images: images["controls"].fill_(0.5),
 }
 
 

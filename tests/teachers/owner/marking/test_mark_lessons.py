@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from dfme.cli.mark import mark_tools
+from dfme.cli.mark import FootLine, mark_tools
 from dfme.spec import ImageSpec
 from dfme.teachers.local.pytorch import TorchTeacher
 from dfme.teachers.owner.marking.judging import Judge, Judged, worst_class
@@ -79,7 +79,7 @@ def test_the_model_is_asked_within_its_bounds_and_with_what_it_knows_of_batches(
 def test_a_copy_is_held_against_innocents_and_against_its_own_controls() -> None:
     marks_MCHW = bright(*[0.9] * 6, *[0.7] * 4)
     controls_NCHW = bright(*[0.9] * 2, *[0.1] * 8)
-    judge = Judge(marks_MCHW, controls_NCHW, 2, mark_tools().weigh)
+    judge = Judge(marks_MCHW, controls_NCHW, 2, mark_tools(FootLine()).weigh)
     copy = judge.result(ByFirstPixel(0.8), [ByFirstPixel(2.0)])
     assert (copy.marks, copy.controls) == (0.6, 0.2)
     assert copy.p_null == 3.5 / 12, "of its controls, since innocents have none"
