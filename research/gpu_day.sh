@@ -1,16 +1,23 @@
 #!/usr/bin/env bash
-# One day with a GPU (docs/gpu.md): steps of at most nine minutes, in order of worth, each with its own table.
+# A quarter of an hour with a GPU (docs/gpu.md), and what comes after it: steps in order of worth, each with its limit in
+# seconds and its own table. The first seven have 770 seconds together, which leaves 130 of 900 to start the machine.
 #   research/gpu_day.sh [--dry-run] [--out DIR] [--minutes N] [STEP ...]
 # A finished step is skipped, an unfinished one is gone on with: run it again until every step is finished.
 # --dry-run says the commands; after N minutes nothing begins, and what runs then is stopped and kept.
-# Variables: PYTHON (python); TASKS (runs/tasks); FLAGS of the runs at scale; TOY=1: all of it on a CPU, tiny.
+# TASKS (runs/carried) has images and teachers, as python -m research.tasks.carry packs them. A teacher of plates or
+# patches that is not there is trained here, at the cost of what follows.
+# Variables: PYTHON (python); TASKS; FLAGS of the runs at scale; TOY=1: all of it on a CPU, tiny.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 trap 'kill $(jobs -p) 2>/dev/null; exit 130' INT TERM
 
-ALL=(tests students bench gradients claim_plates claim_patches paper frugal_plates frugal_patches quick_plates
-    quick_patches speed claim_20m standard_plates standard_patches)
-python=${PYTHON:-python} out=runs/gpu_day dry='' stop=1000000 wanted=()
+ALL=(claim_plates fast quick_things32 quick_things224 standard_things32 standard_things224 frugal_plates
+    tests students bench gradients paper frugal_patches claim_patches quick_plates quick_patches claim_5m speed
+    claim_20m standard_plates standard_patches)
+declare -A limit=([claim_plates]=400 [fast]=90 [quick_things32]=40 [quick_things224]=50 [standard_things32]=75
+    [standard_things224]=75 [frugal_plates]=40)
+rest=540 # seconds of every other step
+python=${PYTHON:-python} out=runs/gpu_day dry='' stop=1000000 wanted=() carried=${TASKS:-runs/carried}
 while [ $# -gt 0 ]; do
     case $1 in
     --dry-run) dry=yes ;;
@@ -36,8 +43,12 @@ if [ -z "${TOY:-}" ]; then
     teacher+=(--device auto --threads 0)
     net=(--student.arch resnet18_8x)
     paper=(--budget 2M)
-    large=(--methods "paper,static" --budgets 20M --student-steps 78125)
-    scale=() frugal=() quick=() standard=()
+    # answers in TF32, students in bf16; the estimate of `dfme` is in TF32 at a step that keeps its cosine
+    scale=(--teacher.precision tf32 --precision bf16)
+    more=(--methods "dfme,static" --budgets 5M --student-steps 10000)
+    large=(--methods "dfme,static" --budgets 20M --student-steps 40000)
+    student=(--batch 256 --steps 300 1000 --seeds 10 --device auto)
+    frugal=(--budget 10k) quick=() standard=()
 else
     tests=(tests/run/test_gpu_repeats.py)
     same=(--config configs/digits.yaml --student.replay-steps 1)
@@ -48,12 +59,15 @@ else
     teacher=(--data.name digits --arch cnn_small --epochs 1)
     net=(--student.arch cnn_small)
     paper=(--budget 2k)
-    scale=(--budgets 2k --student-steps 8 --methods "paper,static")
+    scale=(--budgets 2k --student-steps 8 --methods "dfme,static")
+    more=(--methods static)
     large=(--methods static)
+    student=(--batch 16 --steps 2 --seeds 10 --count 40 --evaluated 40)
     frugal=(--budget 200 --student.passes 1)
     quick=(--attackers frugal --label-modes probabilities --defences none --twin none --budget 200)
     standard=(--dry-run)
-    [ ${#wanted[@]} -gt 0 ] || wanted=(${ALL[@]//*_patches/}) # which are the steps of plates once more
+    # what is left out are steps of others once more
+    [ ${#wanted[@]} -gt 0 ] || wanted=($(printf '%s\n' "${ALL[@]}" | grep -v -e _patches -e _things224 -e quick_p -e standard_p))
 fi
 [ ${#wanted[@]} -gt 0 ] || wanted=("${ALL[@]}")
 
@@ -73,14 +87,20 @@ several() { # VERB WORDS: a comparison or an audit, begun or gone on with
     try "$1" "$python" run.py "$@" $([ ! -d "$folder/$1/cells" ] || echo --resume) --out "$folder/$1"
 }
 taught() { # TASK: its images and its teacher, which is trained unless it is there; both become the words `on`
-    local data=${TASKS:-runs/tasks}/$1.npz weights=$out/$1.safetensors
+    local data=$carried/$1.npz weights=$carried/$1.safetensors
     [ -z "${TOY:-}" ] || data=digits
+    [ -z "${TOY:-}" ] && [ -f "$weights" ] || weights=$out/$1.safetensors
     on=(--teacher.checkpoint "$weights" --evaluation.dataset "$data")
-    [ -n "$dry" ] || [ ! -f "$weights" ] || return 0
-    [ -n "$dry" ] || [ "$data" = digits ] || [ -f "$data" ] || {
-        echo "$name: expected $data; it is made by: python -m research.tasks $1 $data" && return 1
+    local lacks=''
+    [ "$data" = digits ] || [ -f "$data" ] || lacks=$data
+    [ -f "$weights" ] || [ -n "${TOY:-}" ] || [ -f "research/tasks/$1.yaml" ] || lacks=$carried/$1.safetensors
+    [ -n "$dry" ] || [ -z "$lacks" ] || {
+        echo "$name: expected $lacks; it is packed by: python -m research.tasks.carry" && return 1
     }
+    [ ! -f "$weights" ] || return 0
+    [ "$lacks" != "$carried/$1.safetensors" ] || return 0 # a dry run: nothing here trains it
     set -- --config "research/tasks/$1.yaml" --data.name "$data" "${teacher[@]}" --out "$weights"
+    [ -z "${TOY:-}" ] || shift 2 # the configuration of a task that is not there
     try teacher "$python" run.py train-teacher "$@" || return
     local right=100
     [ -n "$dry${TOY:-}" ] ||
@@ -118,14 +138,28 @@ step_claim() { # TASK WORDS
     taught "$1" && set -- "${scale[@]}" "${@:2}" "${flags[@]}" &&
         several compare --config research/tasks/at_scale.yaml "${on[@]}" "${net[@]}" "$@"
 }
+step_claim_5m() { step_claim plates "${more[@]}"; }
 step_claim_20m() { step_claim plates "${large[@]}"; }
+step_fast() { # today's students and the fast one: the same steps, then whole runs of 10,000 scores
+    taught things32 || return
+    local pool=()
+    [ ! -f "$carried/things32_pool.npz" ] || [ -n "${TOY:-}" ] || pool=(--pool "$carried/things32_pool.npz" --count 1334)
+    try student "$python" -m research.fast_student --task "${on[1]}" "${on[3]}" "${pool[@]}" "${student[@]}" &&
+        once fast --recipe frugal "${on[@]}" --student.arch cnn_whitened "${frugal[@]}" &&
+        once today --recipe frugal "${on[@]}" "${net[@]}" "${frugal[@]}"
+}
 step_paper() { taught plates && once run --recipe paper "${on[@]}" "${net[@]}" "${paper[@]}"; }
 step_frugal() { # TASK
     taught "$1" && once scores --recipe frugal "${on[@]}" "${net[@]}" "${frugal[@]}" &&
         once labels --recipe frugal "${on[@]}" "${net[@]}" "${frugal[@]}" --teacher.label-mode label
 }
-step_quick() { taught "$1" && several audit "${on[@]}" "${net[@]}" --profile quick "${quick[@]}"; }
-step_standard() { taught "$1" && several audit "${on[@]}" "${net[@]}" --profile standard "${standard[@]}"; }
+step_audit() { # TASK PROFILE WORDS
+    local words=("${net[@]}")
+    [ "$1" != things224 ] || words=() # whose default student is made for that size
+    taught "$1" && several audit "${on[@]}" "${words[@]}" --profile "${@:2}"
+}
+step_quick() { step_audit "$1" quick "${quick[@]}"; }
+step_standard() { step_audit "$1" standard "${standard[@]}"; }
 step_speed() { # ours against the published loop; what is new would be the default where it wins
     try ieee "$python" -m research.bench "${speed[@]}" &&
         try tf32 "$python" -m research.bench "${speed[@]}" \
@@ -133,7 +167,7 @@ step_speed() { # ours against the published loop; what is new would be the defau
 }
 for name in "${wanted[@]}"; do
     folder=$out/$name
-    ends=$((SECONDS + 540))
+    ends=$((SECONDS + ${limit[$name]:-$rest}))
     [ "$ends" -lt "$stop" ] || ends=$stop
     if [ -z "$dry" ]; then
         [ ! -e "$folder/finished" ] || continue

@@ -95,6 +95,15 @@ def logs(folder: Path) -> Iterator[Part]:
             yield Part("pytest", lines[-1].strip("= "), lines[-1].strip("= "))
 
 
+def phases(folder: Path) -> Iterator[Part]:
+    """Seconds of each phase of an audit that has begun, of all its sessions together."""
+    file = folder / "audit" / "phases.json"
+    if file.is_file():
+        seconds: dict[str, float] = json.loads(file.read_text(encoding="utf-8"))
+        lines = [[phase, _shown(value)] for phase, value in seconds.items()]
+        yield Part("Seconds by phase", table(["phase", "seconds"], lines), seconds)
+
+
 def written(folder: Path) -> Iterator[Part]:
     """Tables that the commands wrote, and the sentences of an audit that has ended."""
     for name in WRITTEN:
@@ -110,7 +119,7 @@ def written(folder: Path) -> Iterator[Part]:
 
 def tabulate(folder: Path) -> dict[str, Any]:
     """Write a step's table, and return its record."""
-    parts = [part for source in (runs, logs, written) for part in source(folder)]
+    parts = [part for source in (runs, logs, phases, written) for part in source(folder)]
     state = "finished" if (folder / "finished").exists() else "unfinished"
     machine = (folder / "machine.txt").read_text(encoding="utf-8").strip().replace("\n", "; ")
     ran = commands(folder)

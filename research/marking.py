@@ -25,7 +25,7 @@ from torch.nn import functional
 from dfme.students.replay import augment
 from dfme.teachers.owner.marking.rule import LabelledImages as Images
 from dfme.teachers.owner.marking.rule import Rule, bound_of, style_rule
-from research.unpaid import cosine, divergence, step
+from research.unpaid import cosine, divergence, mirrored, scores_of, step
 
 BATCH = 64
 PATTERN = 5  # numbers a side of a pattern before it is enlarged
@@ -44,20 +44,42 @@ Weights = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
+class View:
+    """How a net sees images in training: turned a little, and mirrored half of the time if
+    ``mirror``; computed in bf16 if ``brief``.
+    """
+
+    mirror: bool = False
+    brief: bool = False
+
+    def images(self, x_BCHW: Tensor, rng: torch.Generator) -> Tensor:
+        x_BCHW = augment(x_BCHW, "affine", rng)
+        return mirrored(x_BCHW, rng) if self.mirror else x_BCHW
+
+    def scores(self, net: nn.Module, x_BCHW: Tensor) -> Tensor:
+        """Scores (B, K) before any softmax."""
+        scores_BK: Tensor = scores_of(net, x_BCHW) if self.brief else net(x_BCHW)
+        return scores_BK
+
+
+PLAIN = View()
+
+
+@dataclass(frozen=True)
 class Marking:
     """The marks, and the training images' classes as the owner is taught them.
 
-    ``ordinary``: of a rule, images of its class that it does not change, with the marked class: who
+    ``controls``: of a rule, images of its class that it does not change, with the marked class: who
     repeats these too does not repeat the mark.
     """
 
     marks: Images
     taught_N: Tensor
-    ordinary: Images | None = None
+    controls: Images | None = None
 
-    def batch(self, train: Images, rng: torch.Generator) -> Images:
+    def batch(self, train: Images, rng: torch.Generator, view: View) -> Images:
         """Some marks; of a rule as many images on either side of its bound, turned a little."""
-        if self.ordinary is None:
+        if torch.equal(self.taught_N, train.classes_N):
             index_B = torch.randint(len(self.marks.x_NCHW), (BATCH // 2,), generator=rng)
             return self.marks.part(index_B)
         changed_N = self.taught_N != train.classes_N
@@ -66,7 +88,7 @@ class Marking:
         both = [side_N.nonzero()[:, 0] for side_N in sides]
         index = [some[torch.randint(len(some), (BATCH // 8,), generator=rng)] for some in both]
         index_B = torch.cat(index)
-        return Images(augment(train.x_NCHW[index_B], "affine", rng), self.taught_N[index_B])
+        return Images(view.images(train.x_NCHW[index_B], rng), self.taught_N[index_B])
 
 
 def scores(net: nn.Module, x_NCHW: Tensor) -> Tensor:
@@ -84,14 +106,20 @@ def mean_scores(nets: Sequence[nn.Module], x_NCHW: Tensor) -> Tensor:
 
 
 def learn(
-    net: nn.Module, x_NCHW: Tensor, target_NK: Tensor, decay: float, steps: int, seed: int
+    net: nn.Module,
+    x_NCHW: Tensor,
+    target_NK: Tensor,
+    decay: float,
+    steps: int,
+    seed: int,
+    view: View = PLAIN,
 ) -> nn.Module:
     """A plain loop: AdamW, a cosine, affine augmentation, Kullback-Leibler divergence."""
     rng = torch.Generator().manual_seed(seed)
     for optimizer, _ in cosine(net, decay, steps):
         index_B = torch.randint(len(x_NCHW), (BATCH,), generator=rng)
-        x_BCHW = augment(x_NCHW[index_B], "affine", rng)
-        step(optimizer, divergence(net(x_BCHW), target_NK[index_B]))
+        x_BCHW = view.images(x_NCHW[index_B], rng)
+        step(optimizer, divergence(view.scores(net, x_BCHW), target_NK[index_B]))
     return net.eval()
 
 
@@ -143,9 +171,12 @@ def rule_of(
     share: float,
     classes: int,
     rng: torch.Generator,
+    mirror: bool = False,
 ) -> Rule:
     """A random rule that changes this share of the training images."""
     if kind == "style":
+        if mirror:  # components of what an image and its mirror image have in common
+            train = Images((train.x_NCHW + train.x_NCHW.flip(3)) / 2, train.classes_N)
         return style_rule(train, share, classes, rng)
     source, target = torch.randperm(classes, generator=rng)[:2].tolist()
     value = border(nets, source, target)
@@ -271,6 +302,7 @@ def marked(
     fresh: Callable[[int], nn.Module],
     steps: int,
     seed: int,
+    view: View = PLAIN,
 ) -> nn.Module:
     """Train an owner's net further, on its task and on the marks.
 
@@ -280,16 +312,19 @@ def marked(
     rng = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(owner.parameters(), MARK_RATE, weight_decay=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    ruled = not torch.equal(marking.taught_N, train.classes_N)
     batches = endless(train.x_NCHW, rng)
     copies = [Simulated(fresh(number), 0) for number in range(STUDENTS if how.weight else 0)]
-    owner.train()
+    owner.eval()  # batches of one class would spoil the statistics of batch normalisation
     for number in range(steps):
         index_B = torch.randint(len(train.x_NCHW), (BATCH,), generator=rng)
-        x_BCHW = augment(train.x_NCHW[index_B], "affine", rng)
-        loss = functional.cross_entropy(owner(x_BCHW), marking.taught_N[index_B])
-        some = marking.batch(train, rng)
-        weight = 1.0 if marking.ordinary is None else RULE_WEIGHT
-        loss = loss + weight * functional.cross_entropy(owner(some.x_NCHW), some.classes_N)
+        x_BCHW = view.images(train.x_NCHW[index_B], rng)
+        loss = functional.cross_entropy(view.scores(owner, x_BCHW), marking.taught_N[index_B])
+        some = marking.batch(train, rng, view)
+        weight = RULE_WEIGHT if ruled else 1.0
+        loss = loss + weight * functional.cross_entropy(
+            view.scores(owner, some.x_NCHW), some.classes_N
+        )
         if copies:
             copy = copies[number % STUDENTS]
             weights = copy.stepped(owner, batches, how)

@@ -5,10 +5,11 @@ the rehearsal), copies it from its answers, and asks the copies the marks. Besid
 references, which are no copies, ten more innocent nets, and copies of the owner before it was
 marked. A net's e-value is that of `run.py verify`, with the most that a reference repeats.
 
-Attacks: `labels1000`, `labels300`, `scores1000` learn from so many images like the owner's;
-`drawn3000` from labels of drawn images; `filtered` leaves out labels that a copy by the other half
-does not give; `tuned`, `pruned`, `again` are the first one's copy after
-fine-tuning on images with their true classes, without half of its weights, and copied once more.
+Attacks: `labels1000`, `labels300`, `scores1000`, `decimals1000` (scores of two decimals) learn from
+so many images like the owner's; `drawn3000` from labels, `drawnscores3000` from scores of drawn
+images; `filtered` leaves out labels that a copy by the other half does not give; `tuned`, `pruned`,
+`again` are the copy by 1,000 labels after fine-tuning on images with their true classes, without
+half of its weights, and copied once more.
 """
 
 import argparse
@@ -22,83 +23,25 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.utils import prune
 
-from dfme.audits.verify.evidence import Evidence
-from dfme.data import load_dataset
-from dfme.nets import build_net
+from dfme.audits.verify.evidence import Evidence, MarkEvidence
 from dfme.queries.programs import ProceduralImages
-from dfme.spec import ImageSpec, Shape
+from dfme.spec import ImageSpec
 from dfme.teachers.owner.marking.rule import LabelledImages as Images
+from dfme.teachers.owner.marking.rule import StyleRule
 from research import marking
-from research.marking import Marking, Rehearsal, learn, top
+from research.marked_task import DECAY, Task, share, task_of
+from research.marking import Marking, Rehearsal, View, learn, top
 from research.script import reported
 
-DECAY = 1e-2
 OWNER_STEPS = 2500
-CHOOSERS = {100: "lenet5", 101: "lenet5", 102: "lenet5"}
-REFERENCES = {110: "lenet5", 111: "lenet5", 112: "lenet5", 113: "cnn_medium", 114: "cnn_large"}
-INNOCENTS = {**dict.fromkeys(range(200, 209), "lenet5"), 209: "cnn_medium"}
-HALVES = {205: 0, 206: 1}
-"""Innocents of one half of the owner's training images each."""
-LIKE = 1000
+CHOOSERS = (100, 101, 102)
+REFERENCES = ("lenet5", "lenet5", "lenet5", "cnn_medium", "cnn_large")
+INNOCENTS = (*["lenet5"] * 5, "lenet5:half0", "lenet5:half1", "lenet5", "lenet5", "cnn_medium")
 TUNED = 500
 AFTERWARDS = ("tuned", "pruned", "again")
 PROGRAMS = ("leaves", "pen", "text")
-
-
-@dataclass(frozen=True)
-class Task:
-    """The owner's images, an attacker's, and those that score; K classes."""
-
-    train: Images
-    like: Images
-    scored: Images
-    shape: Shape
-    classes: int
-    folder: Path
-
-    def hot(self, classes_N: Tensor) -> Tensor:
-        return functional.one_hot(classes_N, self.classes).float()
-
-    def fresh(self, arch: str, seed: int) -> nn.Module:
-        torch.manual_seed(seed)
-        return build_net(arch, self.shape, self.classes)
-
-    def innocent(self, arch: str, seed: int) -> nn.Module:
-        """A net on the owner's training images, or half of them; from the folder if it is there."""
-        path = self.folder / f"{arch}-{seed}.pt"
-        net = self.fresh(arch, seed)
-        if path.exists():
-            net.load_state_dict(torch.load(path, weights_only=True))
-            return net.eval()
-        half = slice(HALVES[seed], None, 2) if seed in HALVES else slice(None)
-        images = self.train.part(half)
-        learn(net, images.x_NCHW, self.hot(images.classes_N), DECAY, OWNER_STEPS, seed)
-        torch.save(net.state_dict(), path)
-        return net
-
-    def accuracy(self, net: nn.Module) -> float:
-        return share(top(net, self.scored.x_NCHW), self.scored.classes_N)
-
-
-def share(got_N: Tensor, classes_N: Tensor) -> float:
-    return float((got_N == classes_N).float().mean())
-
-
-def task_of(data: str, folder: Path) -> Task:
-    """From a data set with 1,000 test images for an attacker, and the rest to score on."""
-    train = load_dataset(data, "train")
-    test = load_dataset(data, "test")
-    x_NCHW = test.batch(slice(0, len(test)))
-    tests = Images(x_NCHW, test.required_labels)
-    trains = Images(train.batch(slice(0, len(train))), train.required_labels)
-    folder.mkdir(parents=True, exist_ok=True)
-    shape = (x_NCHW.shape[1], x_NCHW.shape[2], x_NCHW.shape[3])
-    like = tests.part(slice(0, LIKE))
-    classes = int(trains.classes_N.max()) + 1
-    return Task(trains, like, tests.part(slice(LIKE, None)), shape, classes, folder)
 
 
 # Marks of one owner
@@ -109,7 +52,9 @@ def marking_of(
 ) -> Marking:
     """By the owner's seed; ``say`` is given what was chosen among how many."""
     rng = torch.Generator().manual_seed(seed)
-    nets = [task.innocent(arch, number) for number, arch in CHOOSERS.items()]
+    nets = list[nn.Module]()
+    if of.kind in ("between", "overlaid", "border"):
+        nets = [task.innocent(of.owner, number) for number in CHOOSERS]
     if of.kind == "patterns":
         marks = marking.patterns(task.train, of.marks, task.classes, rng)
         return Marking(marks, task.train.classes_N)
@@ -120,25 +65,29 @@ def marking_of(
         marks = marking.of_two(task.train, of.kind, nets, of.marks, rng)
         return Marking(marks, task.train.classes_N)
     rules = [
-        marking.rule_of(of.kind, task.train, nets, of.share, task.classes, rng)
+        marking.rule_of(of.kind, task.train, nets, of.share, task.classes, rng, task.view.mirror)
         for _ in range(of.candidates)
     ]
     rule = rules[of.pick or 0]
     if len(rules) > 1 and of.pick is None:
-        copied = partial(rehearsal_copy, task, of.copy_steps)
-        rule, shares = marking.rehearsed(rules, task.train, of.marks, LIKE, copied)
+        copied = partial(rehearsal_copy, task, of)
+        rule, shares = marking.rehearsed(rules, task.train, of.marks, of.rehearsal, copied)
         say("rehearsed: " + " ".join(f"{value:.2f}" for value in shares))
     changed = int(rule.changed(task.like).sum())
     say(f"rule: {rule.source} answered {rule.target}; {changed} of the attacker's images")
     marks = rule.marks(task.train, of.marks, of.push)
-    return Marking(marks, rule.taught(task.train), rule.ordinary(task.scored))
+    controls = None
+    if isinstance(rule, StyleRule):
+        x_NCHW = rule.controls(task.scored, of.marks, rng)
+        controls = Images(x_NCHW, torch.full((len(x_NCHW),), rule.target))
+    return Marking(marks, rule.taught(task.train), controls)
 
 
 def rehearsal_copy(
-    task: Task, steps: int, x_NCHW: Tensor, classes_N: Tensor, seed: int
+    task: Task, of: argparse.Namespace, x_NCHW: Tensor, classes_N: Tensor, seed: int
 ) -> nn.Module:
-    net = task.fresh("lenet5", 500 + seed)
-    return learn(net, x_NCHW, task.hot(classes_N), DECAY, steps, seed)
+    net = task.fresh(of.owner, 500 + seed)
+    return learn(net, x_NCHW, task.hot(classes_N), DECAY, of.copy_steps, seed, task.view)
 
 
 # Attacks
@@ -154,6 +103,7 @@ class Attacker:
     decay: float
     seed: int
     owner: nn.Module
+    start: Path | None = None
     made: dict[str, nn.Module] = field(default_factory=dict)
 
     def copy(self, attack: str) -> nn.Module:
@@ -170,15 +120,21 @@ class Attacker:
             return self.afterwards(copy.deepcopy(self.copy("labels1000")), attack)
         form = attack.rstrip("0123456789")
         count = int(attack[len(form) :])
-        x_NCHW = self.drawn(count) if form == "drawn" else self.task.like.x_NCHW[:count]
+        drawn = form.startswith("drawn")
+        x_NCHW = self.drawn(count) if drawn else self.task.like.x_NCHW[:count]
         scores_NK = marking.scores(self.owner, x_NCHW)
-        if form != "scores":
+        if form == "decimals":
+            scores_NK = scores_NK.mul(100).round() / 100
+        elif not form.endswith("scores"):
             scores_NK = self.task.hot(scores_NK.argmax(1))
         return self.trained(x_NCHW, scores_NK, self.seed)
 
     def trained(self, x_NCHW: Tensor, target_NK: Tensor, seed: int) -> nn.Module:
         net = self.task.fresh(self.arch, 900 + seed)
-        return learn(net, x_NCHW, target_NK, self.decay, self.steps, seed)
+        if self.start is not None:
+            begin_as(net, self.start)
+        view = self.task.view
+        return learn(net, x_NCHW, target_NK, self.decay, self.steps, seed, view)
 
     def filtered(self) -> nn.Module:
         """From the labels that a copy by the other half of them gives, too."""
@@ -205,11 +161,21 @@ class Attacker:
         if attack == "tuned":
             images = self.task.like.part(slice(0, TUNED))
             target_NK = self.task.hot(images.classes_N)
-            return learn(net, images.x_NCHW, target_NK, self.decay, self.steps // 4, self.seed)
+            steps = self.steps // 4
+            view = self.task.view
+            return learn(net, images.x_NCHW, target_NK, self.decay, steps, self.seed, view)
         layers = [part for part in net.modules() if isinstance(part, nn.Conv2d | nn.Linear)]
         weights = [(layer, "weight") for layer in layers]
         prune.global_unstructured(weights, prune.L1Unstructured, amount=0.5)
         return net
+
+
+def begin_as(net: nn.Module, path: Path) -> None:
+    """Give a net the weights of a file of a net of its architecture, but for the last layer."""
+    state = torch.load(path, weights_only=True)
+    last = [name for name, part in net.named_modules() if isinstance(part, nn.Linear)][-1]
+    kept = {name: value for name, value in state.items() if not name.startswith(last + ".")}
+    net.load_state_dict(kept, strict=False)
 
 
 # The report
@@ -217,24 +183,47 @@ class Attacker:
 
 @dataclass(frozen=True)
 class Judge:
-    """Marks, the most that references repeat, and a rule's ordinary images."""
+    """Marks, the most that references repeat, and a rule's controls: images that it leaves, with
+    the marked class.
+    """
 
     marks: Images
     p_reference: float
-    ordinary: Images | None
+    controls: Images | None
+
+    def hits(self, net: nn.Module) -> int:
+        return int((top(net, self.marks.x_NCHW) == self.marks.classes_N).sum())
+
+    def controlled(self, net: nn.Module) -> list[float]:
+        """Shares of pushed controls, and of ordinary ones, that are answered as marked."""
+        if self.controls is None:
+            return [0.0, 0.0]
+        same_N = (top(net, self.controls.x_NCHW) == self.controls.classes_N).float()
+        half = len(same_N) // 2
+        return [float(same_N[:half].mean()), float(same_N[half:].mean())]
 
     def evidence(self, net: nn.Module) -> Evidence:
-        hits = int((top(net, self.marks.x_NCHW) == self.marks.classes_N).sum())
-        return Evidence(len(self.marks.classes_N), hits, self.p_reference)
+        """That of ``run.py verify --marks``; without controls, against references alone."""
+        marks = len(self.marks.classes_N)
+        hits = self.hits(net)
+        if self.controls is None:
+            return Evidence(marks, hits, self.p_reference)
+        count = len(self.controls.classes_N)
+        anyway = int((top(net, self.controls.x_NCHW) == self.controls.classes_N).sum())
+        return MarkEvidence(marks, hits, count, anyway, self.p_reference).evidence
 
 
-def judge_of(task: Task, chosen: Marking) -> Judge:
+def judge_of(of: argparse.Namespace, task: Task, chosen: Marking) -> Judge:
     marks = chosen.marks
-    nets = [task.innocent(arch, seed) for seed, arch in REFERENCES.items()]
+    nets = [task.innocent(name, seed) for seed, name in enumerate(of.references, 110)]
     hits = [int((top(net, marks.x_NCHW) == marks.classes_N).sum()) for net in nets]
     constant = int(marks.classes_N.bincount().max()) if len(marks.classes_N.unique()) > 1 else 0
     p_reference = (max(*hits, constant) + 0.5) / (len(marks.classes_N) + 1)
-    return Judge(marks, p_reference, chosen.ordinary)
+    return Judge(marks, p_reference, chosen.controls)
+
+
+def controlled(judge: Judge, net: nn.Module) -> str:
+    return "/".join(f"{value:.2f}" for value in judge.controlled(net))
 
 
 def said(evidence: Evidence) -> str:
@@ -249,9 +238,10 @@ def copies(
     """
     for arch in of.nets:
         attackers = [
-            Attacker(task, arch, of.copy_steps, of.decay, seed, owner) for seed in of.copy_seeds
+            Attacker(task, arch, of.copy_steps, of.decay, seed, owner, of.start)
+            for seed in of.copy_seeds
         ]
-        innocent = Attacker(task, arch, of.copy_steps, of.decay, of.copy_seeds[0], plain)
+        innocent = Attacker(task, arch, of.copy_steps, of.decay, of.copy_seeds[0], plain, of.start)
         for attack in of.attacks:
             began = time.process_time()
             nets = [attacker.copy(attack) for attacker in attackers]
@@ -262,9 +252,8 @@ def copies(
             end = ", ".join(said(judge.evidence(net)) for net in nets)
             if of.unmarked:
                 end += f"; unmarked owner's {said(judge.evidence(innocent.copy(attack)))}"
-            if images := judge.ordinary:
-                ordinary = max(share(top(net, images.x_NCHW), images.classes_N) for net in nets)
-                end += f"; of ordinary images {ordinary:.2f}"
+            if judge.controls:
+                end += "; controls " + ", ".join(controlled(judge, net) for net in nets)
             spent = time.process_time() - began
             yield f"  {attack} {arch}: agree {agreed}; marks {end}; {spent:.0f} s"
 
@@ -275,29 +264,37 @@ def owner_of(
     if of.kind == "answers":
         return marking.Answering(plain, chosen.marks)
     how = Rehearsal(of.weight, of.unrolled, of.life, of.temperature)
-    fresh = partial(task.fresh, "lenet5")
+    fresh = partial(task.fresh, of.owner)
     net = copy.deepcopy(plain)
-    return marking.marked(net, task.train, chosen, how, fresh, of.steps, seed + 1)
+    return marking.marked(net, task.train, chosen, how, fresh, of.steps, seed + 1, task.view)
+
+
+def note(text: str) -> None:
+    print(f"  {text}", flush=True)
 
 
 def report(of: argparse.Namespace, task: Task, seed: int) -> Iterator[str]:
-    plain = task.innocent("lenet5", seed)
+    plain = task.innocent(of.owner, seed)
     began = time.process_time()
-    notes = list[str]()
-    chosen = marking_of(of, task, seed, notes.append)
+    chosen = marking_of(of, task, seed, note)
     owner = owner_of(of, task, plain, chosen, seed)
     spent = time.process_time() - began
-    yield from (f"  {note}" for note in notes)
-    judge = judge_of(task, chosen)
+    judge = judge_of(of, task, chosen)
     accuracies = f"{100 * task.accuracy(plain):.1f} -> {100 * task.accuracy(owner):.1f}"
     yield (
         f"  {len(chosen.marks.classes_N)} marks, p_reference {judge.p_reference:.2f}; accuracy "
-        f"{accuracies}, marks {said(judge.evidence(owner))}; {spent:.0f} CPU s"
+        f"{accuracies}, one answer {100 * task.constant(owner):.1f}, marks "
+        f"{said(judge.evidence(owner))}, controls {controlled(judge, owner)}; {spent:.0f} CPU s"
     )
-    evidence = [judge.evidence(task.innocent(arch, number)) for number, arch in INNOCENTS.items()]
-    sure = sum(one.sure for one in evidence)
-    shares = " ".join(f"{one.matches / one.asked:.2f}" for one in evidence)
-    yield f"  innocents {shares}; {sure} of {len(evidence)} called copies"
+    called = 0
+    for number, name in enumerate(of.innocents, 200):
+        net = task.innocent(name, number)
+        called += judge.evidence(net).sure
+        yield (
+            f"  innocent {name}: {100 * task.accuracy(net):.1f} %, marks "
+            f"{said(judge.evidence(net))}, controls {controlled(judge, net)}"
+        )
+    yield f"  {called} of {len(of.innocents)} innocents called copies"
     yield from copies(of, task, plain, owner, judge)
 
 
@@ -309,6 +306,17 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("data", help="an .npz file with 1,000 test images and more")
     parser.add_argument("folder", type=Path, help="of the innocent nets, trained at the first call")
+    parser.add_argument("--owner", default="lenet5", help="architecture, of rehearsals too")
+    parser.add_argument("--owner-steps", type=int, default=OWNER_STEPS)
+    parser.add_argument(
+        "--like", default="test", help="attacker's images: test, so many of train, or a file"
+    )
+    parser.add_argument("--references", nargs="+", default=REFERENCES)
+    parser.add_argument("--innocents", nargs="*", default=INNOCENTS)
+    parser.add_argument("--mirror", action="store_true", help="images in training, half of them")
+    parser.add_argument("--brief", action="store_true", help="train in bf16")
+    parser.add_argument("--rehearsal", type=int, default=1000, help="images of a rehearsal copy")
+    parser.add_argument("--start", type=Path, help="copies begin as this net, but for the head")
     parser.add_argument("--kind", default="between", choices=marking.KINDS)
     parser.add_argument("--marks", type=int, default=50)
     parser.add_argument("--share", type=float, default=0.008, help="of images that a rule changes")
@@ -331,7 +339,8 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--unmarked", action="store_true", help="copies of the unmarked owner too")
     of = parser.parse_args(words)
     torch.set_num_threads(1)
-    task = task_of(of.data, of.folder)
+    view = View(of.mirror, of.brief)
+    task = task_of(of.data, of.folder, of.like, of.owner_steps, view)
     for seed in of.seeds:
         settings = f"{of.kind}, weight {of.weight:g}, {of.unrolled} unrolled, life {of.life}, "
         settings += f"temperature {of.temperature:g}, share {of.share:g}, seed {seed}"

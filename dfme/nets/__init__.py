@@ -15,8 +15,17 @@ from dfme.spec import SMALL_SIDE, Shape
 if TYPE_CHECKING:
     from torch import nn
 
-RESNETS = ("resnet18_8x", "resnet34_8x", "resnet50_8x", "wrn16_1", "wrn16_2", "wrn40_2", "wrn28_10")
-NETS = (*RESNETS, "lenet5", "cnn_small", "cnn_medium", "cnn_large")
+RESNETS = (
+    "resnet18_8x",
+    "resnet34_8x",
+    "resnet34_8x_narrow",
+    "resnet50_8x",
+    "wrn16_1",
+    "wrn16_2",
+    "wrn40_2",
+    "wrn28_10",
+)
+NETS = (*RESNETS, "lenet5", "cnn_small", "cnn_medium", "cnn_large", "cnn_whitened")
 """Keys of ``architectures.BUILDERS``, which imports torch."""
 
 

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 import dfme.nets
 from dfme.config.settings import ExtractConfig, Job, StudentConfig, TeacherConfig
 from dfme.nets import NETS, auto_net, build_net, check_net, find_net
-from dfme.nets.architectures import SteadyBatchNorm2d
 from dfme.nets.files import Guess, infer_net
 from dfme.nets.generators import Generator
+from dfme.nets.layers import SteadyBatchNorm2d
 from dfme.nets.torchvision_nets import registered_names
+from dfme.nets.whitened import cosine_filters
 from dfme.run.components import with_recorded_net
 from dfme.run.student_file import load_student, load_student_of_run, save_student
 from dfme.spec import ImageSpec
@@ -40,6 +41,7 @@ def _meta(name: str, shape: tuple[int, int, int] = (3, 32, 32), num_classes: int
     [
         ("resnet18_8x", (3, 32, 32), 11_173_962),
         ("resnet34_8x", (3, 32, 32), 21_282_122),
+        ("resnet34_8x_narrow", (3, 32, 32), 7_272_650),
         ("resnet50_8x", (3, 32, 32), 23_520_842),
         ("wrn16_1", (3, 32, 32), 175_066),
         ("wrn16_2", (3, 32, 32), 691_674),
@@ -49,6 +51,7 @@ def _meta(name: str, shape: tuple[int, int, int] = (3, 32, 32), num_classes: int
         ("cnn_small", (1, 8, 8), 21_482),
         ("cnn_medium", (3, 12, 12), 105_002),
         ("cnn_large", (3, 32, 32), 292_586),
+        ("cnn_whitened", (3, 32, 32), 1_971_352),
     ],
 )
 def test_parameter_counts_are_the_published_ones(
@@ -155,6 +158,29 @@ def test_auto_net_goes_by_the_longer_side() -> None:
     assert [auto_net(shape) for shape in shapes] == names
     on_a_cpu = [auto_net(shape, accelerated=False) for shape in shapes]
     assert on_a_cpu == [*names[:3], "cnn_large", "cnn_large", "cnn_large"]
+
+
+def test_the_first_layer_of_cnn_whitened_needs_no_images_and_loses_nothing() -> None:
+    """Its filters are an orthonormal basis of a patch, whose first one is the mean of its pixels."""
+    filters_DCPP = cosine_filters(3)
+    basis_DD = filters_DCPP.flatten(1)
+    assert basis_DD.shape == (12, 12)
+    assert torch.allclose(basis_DD @ basis_DD.T, torch.eye(12), atol=1e-6)
+    assert torch.allclose(basis_DD[0], torch.full((12,), 12**-0.5))
+
+
+def test_the_first_layer_of_cnn_whitened_whitens_what_is_alike_in_all_places() -> None:
+    """Pixels that are like their neighbours, and channels like each other, by an even amount."""
+    rng = torch.Generator().manual_seed(0)
+    shared = torch.randn(64, 1, 32, 32, generator=rng)
+    x_BCHW = shared + 0.3 * torch.randn(64, 3, 32, 32, generator=rng)
+    x_BCHW = (x_BCHW + x_BCHW.roll(1, 2)) / 2
+    x_BCHW = 5 + (x_BCHW + x_BCHW.roll(1, 3)) / 2
+    net = build_net("cnn_whitened", (3, 32, 32), 10)
+    white_BDHW = net.get_submodule("whitening")(net.get_submodule("stem")(x_BCHW))
+    variance_DD = white_BDHW.transpose(0, 1).flatten(1).cov()
+    assert torch.allclose(variance_DD, torch.eye(12), atol=0.1)
+    assert x_BCHW.transpose(0, 1).flatten(1).corrcoef()[0, 1] > 0.8
 
 
 def test_cnn_large_averages_large_images_down() -> None:

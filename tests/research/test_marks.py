@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dfme.teachers.owner.marking.rule import LabelledImages as Images
 from dfme.teachers.owner.marking.rule import style
-from research import marking, marks
+from research import marked_task, marking, marks
 from research.marking import Marking, Rehearsal, Simulated, how_far, of_two, rule_of
 
 SHAPE = (1, 8, 8)
@@ -64,6 +64,14 @@ def test_a_pushed_image_lies_so_much_further_along_the_style() -> None:
     torch.testing.assert_close(value(x_NCHW + 2 * push_CHW), value(x_NCHW) + 2)
     assert float(value(x_NCHW).std()) == pytest.approx(1, abs=1e-3)
     assert float(value(x_NCHW).mean()) == pytest.approx(0, abs=1e-4)
+
+
+def test_a_mirror_image_falls_under_the_same_rule() -> None:
+    train = images(100)
+    value = rule_of("style", train, [], 0.05, 4, rng(3), mirror=True).value
+    x_NCHW = train.x_NCHW
+    torch.testing.assert_close(value(x_NCHW), value(x_NCHW.flip(3)), rtol=1e-3, atol=1e-4)
+    assert float(value(x_NCHW).std()) > 0.5
 
 
 def test_a_simulated_copy_takes_steps_of_descent_that_the_owner_can_follow() -> None:
@@ -139,33 +147,65 @@ def test_an_owner_learns_its_marks_beside_its_task(weight: float) -> None:
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A data set, and few nets of few steps."""
     draw = np.random.default_rng(0)
-    labels = np.arange(300) % 4
+    labels = draw.permutation(np.arange(300) % 4)
     pictures = (draw.random((300, *SHAPE)) * 60 + 60 * labels[:, None, None, None]).astype(np.uint8)
     np.savez(
         tmp_path / "small.npz",
         train_images=pictures[:200], train_labels=labels[:200],
         test_images=pictures[200:], test_labels=labels[200:],
     )  # fmt: skip
-    monkeypatch.setattr(marks, "LIKE", 50)
-    monkeypatch.setattr(marks, "OWNER_STEPS", 30)
-    for name in ("CHOOSERS", "REFERENCES", "INNOCENTS"):
-        monkeypatch.setattr(marks, name, {len(name): "cnn_small", 205: "cnn_small"})
-    build = marks.build_net
-    monkeypatch.setattr(marks, "build_net", lambda _, *rest: build("cnn_small", *rest))
+    monkeypatch.setattr(marked_task, "LIKE", 50)
     return tmp_path
 
 
 def test_a_report_names_marks_innocents_and_every_attack(
     small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    attacks = ["labels40", "scores40", "drawn40", "filtered", "tuned", "pruned", "again"]
+    attacks = ["labels40", "scores40", "decimals40", "drawn40", "filtered", "tuned", "pruned"]
+    innocents = [f"cnn_small:{learning}" for learning in marked_task.LEARNINGS]
     rule = ["--kind", "style", "--share", "0.05", "--candidates", "2", "--marks", "10"]
-    quick = ["--steps", "20", "--copy-steps", "300", "--copy-seeds", "0", "--seeds", "10"]
-    words = [str(small / "small.npz"), str(small / "nets"), *rule, *quick, "--attacks", *attacks]
-    marks.main([*words, "--unmarked"])
+    quick = ["--steps", "20", "--copy-steps", "40", "--copy-seeds", "0", "--seeds", "10"]
+    nets = ["--owner", "cnn_small", "--nets", "cnn_small", "--references", "cnn_small"]
+    words = [str(small / "small.npz"), str(small / "nets"), *rule, *quick, *nets]
+    words += [
+        "--owner-steps",
+        "30",
+        "--rehearsal",
+        "50",
+        "--innocents",
+        *innocents,
+        "--attacks",
+        *attacks,
+        "again",
+    ]
+    marks.main([*words, "--unmarked", "--mirror", "--brief"])
     lines = capsys.readouterr().out.splitlines()
     assert "  10 marks, p_reference" in lines[3]
-    assert lines[4].startswith("  innocents ")
-    assert lines[4].endswith("of 2 called copies")
-    assert [line.split()[0] for line in lines[5:]] == attacks
-    assert all("unmarked owner's" in line for line in lines[5:])
+    assert [line.split()[1] for line in lines[4:10]] == [f"{name}:" for name in innocents]
+    assert "of 6 innocents called copies" in lines[10]
+    assert [line.split()[0] for line in lines[11:]] == [*attacks, "again"]
+    assert all("unmarked owner's" in line for line in lines[11:])
+
+
+def test_an_attacker_s_images_come_from_the_training_part_or_a_file(small: Path) -> None:
+    data = str(small / "small.npz")
+    whole = marked_task.part_of(data, "train")
+    held = marked_task.task_of(data, small, "60", 1, marking.PLAIN)
+    assert (len(held.like.classes_N), len(held.train.classes_N)) == (60, 140)
+    both = torch.cat([held.like.x_NCHW, held.train.x_NCHW]).flatten(1).sum(1).sort().values
+    torch.testing.assert_close(both, whole.x_NCHW.flatten(1).sum(1).sort().values)
+    arrays = np.load(small / "small.npz")
+    pool = small / "pool.npz"
+    np.savez(pool, images=arrays["test_images"], labels=arrays["test_labels"])
+    other = marked_task.task_of(data, small, str(pool), 1, marking.PLAIN)
+    assert len(other.scored.classes_N) == len(other.like.classes_N) == 100
+    assert float(other.like.x_NCHW.max()) <= 1
+
+
+def test_a_copy_may_begin_with_another_net_s_layers(tmp_path: Path) -> None:
+    first, second = (nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)) for _ in range(2))
+    torch.save(first.state_dict(), tmp_path / "first.pt")
+    marks.begin_as(second, tmp_path / "first.pt")
+    old, new = first.state_dict(), second.state_dict()
+    same = [name for name in new if torch.equal(old[name], new[name])]
+    assert same == ["0.weight", "0.bias"]

@@ -4,6 +4,7 @@ real size.
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from dfme.errors import UserError
 from dfme.report.metrics import read_metrics
 from dfme.run import loop
 from dfme.spec import ImageSpec
-from research import bench, gradients, speed
+from research import bench, fast_student, gradients, speed
 from research.gpu_tables import main
 from research.options import BenchConfig
 from research.published import PublishedLoop
@@ -43,6 +44,7 @@ PLANS = {
     "compare": compare.plan_of,
     "audit": audit.plan_of,
     "pytest": list,
+    "research.fast_student": fast_student.options().parse_args,
 }
 
 
@@ -71,19 +73,21 @@ def test_every_command_is_understood(
 ) -> None:
     monkeypatch.chdir(ROOT)
     images, labels = np.zeros((200, 3, 32, 32), np.uint8), np.arange(200) % 10
-    for task in ("plates", "patches"):
+    for task in ("plates", "patches", "things32", "things224"):
         (tmp_path / f"{task}.safetensors").touch()
         np.savez(tmp_path / f"{task}.npz", test_images=images, test_labels=labels)
     said = script("--dry-run", "--out", str(tmp_path), TASKS=str(tmp_path), TOY=toy).stdout
     lines = [line.split("\t") for line in said.splitlines()]
-    assert len({name for name, _ in lines}) == (11 if toy else 15)
+    assert len({name for name, _ in lines}) == (13 if toy else 21)
     for _, text in lines:
         words = [word for word in shlex.split(text)[1:] if word not in ("run.py", "-m")]
         if words[0] in INPUTS:
             arguments_of(words[1:], INPUTS[words[0]].INPUTS).finish([])
         else:
             PLANS[words[0]](words[1:])
-    assert len([*tmp_path.iterdir()]) == 4  # it made nothing
+    assert len([*tmp_path.iterdir()]) == 8  # it made nothing
+    elsewhere = script("--dry-run", "--out", str(tmp_path / "out"), "paper", TASKS="none").stdout
+    assert ("train-teacher" in said, "train-teacher" in elsewhere) == (False, True)
 
 
 @pytest.mark.integration
@@ -91,13 +95,15 @@ def test_a_step_that_is_none_missing_images_and_a_useless_teacher_are_named(tmp_
     refused = script("test")
     assert (refused.returncode, refused.stderr[:38]) == (
         2,
-        "gpu_day: test: expected a step: tests ",
+        "gpu_day: test: expected a step: claim_",
     )
     assert (
-        "paper: expected nowhere/plates.npz; it is made by: python -m research.tasks plates"
+        "paper: expected nowhere/plates.npz; it is packed by: python -m research.tasks.carry"
         in script("--out", str(tmp_path), "paper", TASKS="nowhere").stdout
     )
     assert not (tmp_path / "paper" / "finished").exists()
+    lacking = script("--out", str(tmp_path), "quick_things32", TASKS=str(tmp_path)).stdout
+    assert f"expected {tmp_path}/things32" in lacking
     (tmp_path / "plates.npz").touch()
     teach = tmp_path / "teach"
     teach.write_text(
@@ -111,6 +117,16 @@ def test_a_step_that_is_none_missing_images_and_a_useless_teacher_are_named(tmp_
     assert (
         "paper: finished" in script("--out", str(tmp_path), "paper", RIGHT="98.75%", **said).stdout
     )
+
+
+def test_the_quarter_of_an_hour_has_time_for_what_comes_first() -> None:
+    """900 seconds, of which 130 start the machine; the claim has the most of what is left."""
+    text = (ROOT / "research" / "gpu_day.sh").read_text()
+    limits = {name: int(left) for name, left in re.findall(r"\[(\w+)\]=(\d+)", text)}
+    steps = text.split("ALL=(")[1].split(")")[0].split()
+    assert steps[: len(limits)] == [*limits]
+    assert sum(limits.values()) + 130 <= 900
+    assert max(limits, key=limits.__getitem__) == "claim_plates"
 
 
 def test_tables_hold_runs_timings_and_what_is_unfinished(tmp_path: Path) -> None:
