@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from dfme.teachers.owner.marking.lessons import answers
 from dfme.teachers.owner.marking.options import Weigh
-from dfme.teachers.owner.marking.result import CopyResult
+from dfme.teachers.owner.marking.result import MAX_INNOCENT, CopyResult
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,13 @@ class Judge:
         p_null, e_value = self.weigh(
             marks, round(repeated * marks), controls, round(anyway * controls), p_reference
         )
-        return CopyResult(marks=repeated, controls=anyway, p_null=p_null, e_value=e_value)
+        return CopyResult(
+            marks=repeated,
+            controls=anyway,
+            innocents=max(shares),
+            p_null=p_null,
+            e_value=e_value,
+        )
 
 
 MIN_MARKS = 10
@@ -55,9 +61,12 @@ class Judged:
     unmarked_copy: CopyResult
 
     def holds(self, sure: float) -> bool:
-        """Whether ``verify`` can be sure of a copy by this mark, from this e-value on."""
+        """Whether ``verify`` can be sure of a copy by this mark, from this e-value on, and of no
+        innocent.
+        """
         certain = self.copy.e_value >= sure > self.unmarked_copy.e_value
-        return certain and len(self.marks_MCHW) >= MIN_MARKS
+        secret = self.copy.innocents <= MAX_INNOCENT
+        return certain and secret and len(self.marks_MCHW) >= MIN_MARKS
 
 
 def share_answered(net: nn.Module, x_NCHW: Tensor, target: int) -> float:

@@ -19,6 +19,9 @@ KEY = "marks.key"
 SHEET = "marks.png"
 FORM = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 MAX_RESULT = 1_000_000  # bytes
+MAX_INNOCENT = 0.1
+"""Share of the marks that a model which is no copy may answer as marked: where one answers more so,
+others may, and be accused."""
 
 ShareOf = Annotated[float, Field(ge=0, le=1)]
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -55,10 +58,12 @@ class Accuracy:
 class CopyResult:
     """Of a copy: the shares of marks and of controls that it answers as marked, and the evidence
     that this is (``p_null``: the share that a model which is no copy is held to reach).
+    ``innocents``: the most of the marks that one which is none answers so.
     """
 
     marks: ShareOf
     controls: ShareOf
+    innocents: ShareOf
     p_null: ShareOf
     e_value: Annotated[float, Field(ge=0)]
 
@@ -75,9 +80,12 @@ class RehearsedRule:
     innocent: ShareOf
 
     @property
-    def gap(self) -> float:
-        """How far the copy stands out: above innocents, and above what it answers so anyway."""
-        return self.copy - max(self.innocent, self.controls)
+    def rank(self) -> tuple[bool, float]:
+        """The more, the better: first whether innocents do without it, then how far the copy stands
+        out above innocents, and above what it answers so anyway.
+        """
+        gap = self.copy - max(self.innocent, self.controls)
+        return self.innocent <= MAX_INNOCENT, gap
 
 
 @with_config(FORM)
@@ -167,8 +175,8 @@ class MarkResult:
 
 def _said(copy: CopyResult) -> str:
     return (
-        f"{copy.marks:.0%} of the marks, {copy.controls:.0%} of the controls, "
-        f"e-value {copy.e_value:.3g}"
+        f"{copy.marks:.0%} of the marks (innocents at most {copy.innocents:.0%}), "
+        f"{copy.controls:.0%} of the controls, e-value {copy.e_value:.3g}"
     )
 
 

@@ -246,8 +246,8 @@ class _Session:
             title = f"rehearsal copy {number} of {len(rules)}"
             net = self._copy(f"rule{number}", images, title)
             candidates.append(self._rehearsed(rule, net, [innocent, unmarked], rest))
-        gaps = [candidate.gap for candidate in candidates]
-        return rules[gaps.index(max(gaps))], candidates, innocent
+        ranks = [candidate.rank for candidate in candidates]
+        return rules[ranks.index(max(ranks))], candidates, innocent
 
     def _rehearsed(
         self,

@@ -8,7 +8,7 @@ from dfme.spec import ImageSpec
 from dfme.teachers.local.pytorch import TorchTeacher
 from dfme.teachers.owner.marking.judging import Judge, Judged, worst_class
 from dfme.teachers.owner.marking.lessons import OwnerModel, Teaching, of_rule
-from dfme.teachers.owner.marking.result import CopyResult
+from dfme.teachers.owner.marking.result import CopyResult, RehearsedRule
 from dfme.teachers.owner.marking.rule import LabelledImages, Rule
 
 SHAPE = (1, 2, 2)
@@ -87,12 +87,13 @@ def test_a_copy_is_held_against_innocents_and_against_its_own_controls() -> None
     assert abs(copy.e_value / expected - 1) < 1e-9
     other = judge.result(ByFirstPixel(0.8), [ByFirstPixel(0.6), ByFirstPixel(0.8)])
     assert other.p_null == 10.5 / 11
+    assert (copy.innocents, other.innocents) == (0.0, 1.0)
 
 
 def test_a_mark_holds_where_a_copy_has_it_and_one_of_the_unmarked_model_has_not() -> None:
-    def judged(marks: int, copy: float, unmarked: float) -> Judged:
+    def judged(marks: int, copy: float, unmarked: float, innocents: float = 0.1) -> Judged:
         results = [
-            CopyResult(marks=0.5, controls=0.0, p_null=0.1, e_value=value)
+            CopyResult(marks=0.5, controls=0.0, innocents=innocents, p_null=0.1, e_value=value)
             for value in (copy, unmarked)
         ]
         images = torch.zeros(marks, *SHAPE)
@@ -102,6 +103,15 @@ def test_a_mark_holds_where_a_copy_has_it_and_one_of_the_unmarked_model_has_not(
     assert not judged(10, 99.0, 0.0).holds(100.0)
     assert not judged(10, 1e9, 100.0).holds(100.0)
     assert not judged(9, 1e9, 0.0).holds(100.0)
+    assert not judged(10, 1e9, 0.0, innocents=0.12).holds(100.0)
+
+
+def test_of_rules_one_that_innocents_do_without_is_taken_before_one_that_copies_learn_better() -> (
+    None
+):
+    shares = [(0.88, 0.0, 0.36), (0.51, 0.0, 0.0), (0.6, 0.2, 0.1), (0.12, 0.0, 0.0)]
+    rules = [RehearsedRule(copy=a, controls=b, innocent=c) for a, b, c in shares]
+    assert sorted(rules, key=lambda rule: rule.rank) == [rules[i] for i in (0, 3, 2, 1)]
 
 
 def test_the_class_that_loses_most_is_counted_by_its_own_images() -> None:
