@@ -30,8 +30,8 @@ MARKED = (
 )
 REPEATED = (
     "it was fine-tuned from your marked model, or learnt from its answers, with permission; or "
-    "somebody who has the key taught it the marks; or it is innocent and errs this way by chance, "
-    "as up to 4 in 100 did of an architecture that no reference had (8x8 digits)"
+    "somebody who has the key taught it the marks; or it is a poor model that errs this way by "
+    "chance, as some 5 in 100 of those did that were 68 to 86 % accurate (8x8 digits)"
 )
 NOT_TOLD = (
     "The figure is a likelihood, and no proof of copying. A copy of your model as it was before "
