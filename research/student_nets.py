@@ -6,8 +6,7 @@ from functools import partial
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from dfme.nets.architectures import BUILDERS, SmallCnn, WideBlock
-from dfme.nets.layers import SteadyBatchNorm2d
+from dfme.nets.architectures import BUILDERS, SmallCnn, SteadyBatchNorm2d, WideBlock
 from dfme.spec import Shape
 
 WIDTHS = (32, 32, 64, 64, 128, 128)

@@ -25,8 +25,9 @@ RESNETS = (
     "wrn40_2",
     "wrn28_10",
 )
-NETS = (*RESNETS, "lenet5", "cnn_small", "cnn_medium", "cnn_large", "cnn_whitened")
-"""Keys of ``architectures.BUILDERS``, which imports torch."""
+WHITENED = "cnn_whitened"
+NETS = (*RESNETS, "lenet5", "cnn_small", "cnn_medium", "cnn_large", WHITENED)
+"""Keys of ``architectures.BUILDERS``, which imports torch, and ``whitened.cnn_whitened``."""
 
 
 def check_net(name: str) -> None:
@@ -105,6 +106,10 @@ def builder(name: str) -> Callable[[Shape, int], nn.Module]:
     """The function behind a name that ``check_net`` takes, imported now."""
     if name not in NETS:
         return partial(timm_net if name.startswith(TIMM) else torchvision_net, name)
+    if name == WHITENED:
+        from dfme.nets.whitened import cnn_whitened
+
+        return lambda shape, num_classes: cnn_whitened(shape[0], num_classes)
     from dfme.nets.architectures import BUILDERS
 
     return lambda shape, num_classes: BUILDERS[name](shape[0], num_classes)

@@ -9,8 +9,35 @@ from itertools import pairwise
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from dfme.nets.layers import SteadyBatchNorm2d, averaged_down
-from dfme.nets.whitened import WhitenedCnn
+from dfme.compute.device import on_accelerator
+
+
+class SteadyBatchNorm2d(nn.BatchNorm2d):
+    """Batch normalisation that also takes a single value per channel while training.
+
+    One small image, as a budget may leave in the end, ends in 1x1 features, for which torch raises:
+    the running statistics stand in. On an accelerator batches are not counted, which would launch a
+    kernel.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(B, C, H, W) to the same shape."""
+        alone = input.numel() == self.num_features
+        if self.training and (alone or on_accelerator(input.device)):
+            average = (self.running_mean, self.running_var)
+            share = 0.0 if alone else self.momentum
+            assert share is not None
+            return F.batch_norm(input, *average, self.weight, self.bias, not alone, share, self.eps)
+        return super().forward(input)
+
+
+def averaged_down(x_BCHW: Tensor, most: int | None) -> Tensor:
+    """Images of at most ``most`` pixels a side, by the least whole number of pixels averaged."""
+    if most is None or max(x_BCHW.shape[2:]) <= most:
+        return x_BCHW
+    cells = [math.ceil(size / most) for size in x_BCHW.shape[2:]]
+    return F.avg_pool2d(x_BCHW, cells, ceil_mode=True)
+
 
 WIDTHS = (64, 128, 256, 512)
 NARROW_WIDTHS = (64, 128, 192, 192)
@@ -258,6 +285,5 @@ BUILDERS: dict[str, Callable[[int, int], nn.Module]] = {
     ),  # 105,002 for colour, up to 16x16 pixels
     # 292,586 for colour; on a CPU the student above 16x16 pixels
     "cnn_large": partial(SmallCnn, (32, 32, 64, 64, 128, 128), (2, 1, 2, 1, 2, 1), 2, most=64),
-    "cnn_whitened": partial(WhitenedCnn, (64, 256, 256), most=64),  # 1.97 million
 }
 """From a name to what makes a net of the channels of an image and the number of classes."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dfme.errors import UserError, say
-from dfme.nets.layers import SteadyBatchNorm2d
+from dfme.nets.architectures import SteadyBatchNorm2d
 from dfme.spec import ImageSpec, Shape
 
 PUBLISHED = 64  # pixels of the longer side up to which the generator is the paper's

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from dfme.nets.layers import SteadyBatchNorm2d, averaged_down
+from dfme.nets.architectures import SteadyBatchNorm2d, averaged_down
 
 PATCH = 2  # pixels of a side of what a first layer whitens
 SCORE_SCALE = 1 / 9
@@ -122,3 +122,8 @@ def _passing_on(inputs: int, outputs: int) -> nn.Conv2d:
 
 def _normalised(channels: int) -> tuple[nn.Module, nn.Module]:
     return ShiftingBatchNorm2d(channels), nn.GELU()
+
+
+def cnn_whitened(channels: int, num_classes: int) -> WhitenedCnn:
+    """The net of that name: 1.97 million parameters for colour and ten classes."""
+    return WhitenedCnn((64, 256, 256), channels, num_classes, most=64)

@@ -18,7 +18,7 @@ from dfme.compute import modules as modules_module
 from dfme.compute.device import Streams, has_fast_bf16, ieee_fp32
 from dfme.compute.modules import DeferredChecks, evaluating
 from dfme.methods.base import Ask
-from dfme.nets.layers import SteadyBatchNorm2d
+from dfme.nets.architectures import SteadyBatchNorm2d
 from dfme.oracle.ledger import Ledger
 from dfme.oracle.oracle import Oracle
 from dfme.run.components import build_components, build_method

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from dfme.nets.architectures import SteadyBatchNorm2d
 from dfme.nets.generators import Generator
-from dfme.nets.layers import SteadyBatchNorm2d
 from dfme.spec import ImageSpec
 
 pytestmark = pytest.mark.full("generator")

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 import dfme.nets
 from dfme.config.settings import ExtractConfig, Job, StudentConfig, TeacherConfig
 from dfme.nets import NETS, auto_net, build_net, check_net, find_net
+from dfme.nets.architectures import SteadyBatchNorm2d
 from dfme.nets.files import Guess, infer_net
 from dfme.nets.generators import Generator
-from dfme.nets.layers import SteadyBatchNorm2d
 from dfme.nets.torchvision_nets import registered_names
 from dfme.nets.whitened import cosine_filters
 from dfme.run.components import with_recorded_net
