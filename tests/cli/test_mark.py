@@ -256,6 +256,7 @@ def test_one_that_copies_do_not_learn_leaves_nothing_to_use(
     assert run(f"mark model.safetensors {FLAGS} --seed 1 --out marked") == 4
     shown = capsys.readouterr()
     assert "does not hold here" in shown.out
+    assert "What to do: mark again" in shown.out
     assert "warning" not in shown.err
     assert not (task / "marked/model.safetensors").exists()
     assert not (task / "marked/marks.key").exists()

@@ -27,6 +27,10 @@ ShareOf = Annotated[float, Field(ge=0, le=1)]
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 MarkOutcome = Literal["holds", "does not hold", "costs too much"]
 
+ANEW = (
+    "What to do: mark again, in another directory: without a seed of yours other rules are drawn. "
+    "More candidates take longer; a larger share is learnt better, and costs more accuracy.",
+)
 NOT_SHOWN = (
     "Not shown: who labels some 500 images himself, or leaves out the labels that a second copy "
     "doubts, can take the mark out; a copy that was made before the model was marked, or without "

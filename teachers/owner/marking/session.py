@@ -43,6 +43,7 @@ from dfme.teachers.owner.marking.plan import (
     plan_within,
 )
 from dfme.teachers.owner.marking.result import (
+    ANEW,
     KEY,
     MODEL,
     NOT_SHOWN,
@@ -207,7 +208,7 @@ class _Session:
             original_sha256=subject.inputs["original"],
             seconds=round(seconds + time.monotonic() - began, 1),
             seed=self.config.seed,
-            text=(*subject.doubts, *(NOT_SHOWN if holds else ())),
+            text=(*subject.doubts, *(NOT_SHOWN if holds else ANEW)),
         )
 
     # Choosing
