@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import math
 import os
 import stat
@@ -58,6 +59,12 @@ def open_file(path: Path) -> BufferedReader:
         os.close(fd)
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
     return open(fd, "rb")
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal. OSError as ``open_file`` has it."""
+    with open_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def whole_lines(path: Path) -> Iterator[bytes]:

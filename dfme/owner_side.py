@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dfme.config.settings import EvaluationConfig, ExtractConfig, Job, TeacherConfig
 from dfme.data.images import Split
 from dfme.errors import DfmeError, Problem, Ref, ShapeUnknown, UserError, flag, say
-from dfme.files import make_folder
+from dfme.files import make_folder, sha256_of
 from dfme.run.checks import file_problems, net_problems
 from dfme.run.directory import DirectoryLock
 from dfme.spec import ImageSpec, Teacher
@@ -216,7 +216,6 @@ def _require_same(
     from dfme.config.yaml_files import load_yaml
     from dfme.run.job import plain
     from dfme.teachers.owner.marking.options import DECISIVE
-    from dfme.teachers.owner.marking.subject import sha256_of
 
     record = load_yaml(file, own=True)
     names = [name for name in DECISIVE if record.get(name) != plain(getattr(config, name), name)]

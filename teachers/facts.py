@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from dfme.config.defences import name_and_options
 from dfme.errors import UserError
-from dfme.files import open_file
+from dfme.files import sha256_of
 from dfme.spec import Teacher
 from dfme.teachers import KINDS
 from dfme.teachers.options import JsonOptions
@@ -193,8 +193,7 @@ def _existing(name: str, path: Path) -> Iterator[tuple[str, Path]]:
 
 def _digest(path: Path) -> str:
     try:
-        with open_file(path) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256_of(path)
     except OSError as error:
         raise UserError(
             f"{path}: cannot read this file of the teacher: {error.strerror}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
 import os
@@ -12,7 +11,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from dfme.errors import UserError, say
-from dfme.files import open_file
+from dfme.files import sha256_of
 from dfme.nets import NETS, check_net, is_own
 from dfme.nets.model_folders import CONFIG, INDEX, WEIGHTS, read_config, require_plain
 from dfme.nets.torchvision_nets import TIMM
@@ -79,8 +78,7 @@ def find_source(weights: str, arch: str) -> WeightsFile:
 
 def digest_of(source: WeightsFile) -> str:
     """SHA-256 of the file of weights, in hexadecimal."""
-    with open_file(source.path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256_of(source.path)
 
 
 def import_theirs(module: str) -> ModuleType:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dfme.teachers.owner.marking.rule import LabelledImages as Images
-from dfme.teachers.owner.marking.rule import style
+from dfme.teachers.owner.marking.rule import Style
 from research import marked_task, marking, marks
 from research.marking import Marking, Rehearsal, Simulated, how_far, of_two, rule_of
 
@@ -60,7 +60,9 @@ def test_a_rule_changes_the_most_extreme_of_one_class_and_those_are_the_marks(ki
 
 def test_a_pushed_image_lies_so_much_further_along_the_style() -> None:
     x_NCHW = images(100).x_NCHW
-    value, push_CHW = style(x_NCHW, rng(1))
+    space = Style.of(x_NCHW)
+    direction_V = space.direction(rng(1))
+    value, push_CHW = space.value(direction_V), space.push(direction_V)
     torch.testing.assert_close(value(x_NCHW + 2 * push_CHW), value(x_NCHW) + 2)
     assert float(value(x_NCHW).std()) == pytest.approx(1, abs=1e-3)
     assert float(value(x_NCHW).mean()) == pytest.approx(0, abs=1e-4)

@@ -1,6 +1,5 @@
 """The marks of a key (``run.py mark``) as probes, and controls that are asked beside them."""
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from dfme.audits.verify.models import SECRET, GivenClasses, Models, Tell, Told
 from dfme.audits.verify.probes import Answer, Probes
 from dfme.config.settings import Job
 from dfme.errors import OptionError, UserError
-from dfme.files import open_file
+from dfme.files import sha256_of
 from dfme.run.scores import batches
 from dfme.spec import ImageSpec
 
@@ -172,11 +171,8 @@ class MarkCase(Models):
             )
 
     def _warn_of_another_file(self, path: Path) -> None:
-        if path.is_file():
-            with open_file(path) as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            if digest != self._key.model_sha256:
-                self._tell(
-                    f"warning: {self._path} was written beside another file than {path}; that is "
-                    "no fault if the marked model was only saved again"
-                )
+        if path.is_file() and sha256_of(path) != self._key.model_sha256:
+            self._tell(
+                f"warning: {self._path} was written beside another file than {path}; that is "
+                "no fault if the marked model was only saved again"
+            )

@@ -4,11 +4,10 @@ import time
 
 import torch
 
-from dfme.compute.modules import LULL
+from dfme.compute.modules import Seldom
 from dfme.teachers.owner.marking.lessons import answers, of_images
 from dfme.teachers.owner.marking.options import MarkTools
 from dfme.teachers.owner.marking.plan import StepSeconds
-from dfme.teachers.owner.marking.rule import LabelledImages
 from dfme.teachers.owner.marking.subject import Subject
 
 TIMED_STEPS = 5
@@ -17,22 +16,19 @@ TIMED_STEPS = 5
 def pace_of(subject: Subject, tools: MarkTools) -> StepSeconds:
     """Seconds of steps and of scoring, measured on networks that are thrown away."""
     few = subject.train.part(slice(0, 500))
-    rule_free = LabelledImages(few.x_NCHW, few.classes_N)
     net = subject.fresh(0)
     owner = subject.second()
     times = list[float]()
-    heard = time.monotonic()
+    heard = Seldom(lambda step: tools.show(f"trying how fast this machine is: step {step}"))
     for trained in (net, owner):
-        loss = of_images(trained, rule_free, tools.augment)
+        loss = of_images(trained, few, tools.augment)
         rng = torch.Generator().manual_seed(0)
         for number in range(2 + TIMED_STEPS):
             if number == 2:
                 began = time.perf_counter()
             trained.zero_grad()
             loss(rng).backward()
-            if time.monotonic() > heard + LULL:
-                heard = time.monotonic()
-                tools.show(f"trying how fast this machine is: step {number + 1}")
+            heard(number + 1)
         times.append((time.perf_counter() - began) / TIMED_STEPS)
     began = time.perf_counter()
     answers(owner, few.x_NCHW)

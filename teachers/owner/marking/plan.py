@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 
-from dfme.compute.modules import LULL
+from dfme.compute.modules import Seldom
 from dfme.errors import OptionError, UserError, say
 from dfme.teachers.owner.marking.options import MarkTools
 
@@ -89,19 +89,21 @@ class MarkProgress:
     def steps(self, title: str, steps: int, per_step: float) -> Callable[[int], None]:
         """What hears of the steps of one training."""
         heard = 0
-        shown = time.monotonic()
+
+        def show(done: int) -> None:
+            left = self._tools.duration(self.left)
+            self._tools.show(f"{title}: step {done:,} of {steps:,}  {left} left")
+
+        seldom = Seldom(show)
 
         def say(done: int) -> None:
-            nonlocal heard, shown
+            nonlocal heard
             skipped = done - heard - 1
             self.skip(skipped * per_step)
             self._done += per_step
             self._left -= per_step
             heard = done
-            if time.monotonic() > shown + LULL or done == steps:
-                shown = time.monotonic()
-                left = self._tools.duration(self.left)
-                self._tools.show(f"{title}: step {done:,} of {steps:,}  {left} left")
+            (show if done == steps else seldom)(done)
 
         return say
 

@@ -83,11 +83,6 @@ class Rule:
             x_MCHW = (x_MCHW + pushed * self.push_CHW).clamp(0, 1)
         return LabelledImages(x_MCHW, torch.full((most,), self.target))
 
-    def ordinary(self, images: LabelledImages) -> LabelledImages:
-        """The images of the class that the rule leaves, with the class that marks have."""
-        left_N = ~self.changed(images) & (images.classes_N == self.source)
-        return LabelledImages(images.x_NCHW[left_N], torch.full((int(left_N.sum()),), self.target))
-
 
 @dataclass(frozen=True)
 class Style:
@@ -127,15 +122,6 @@ class Style:
         """What raises an image's place along a direction by 1 if it is added."""
         push_D = (self.axes_DV @ (direction_V * self.deviation_V)).float()
         return push_D.view(self.shape)
-
-
-def style(x_NCHW: Tensor, rng: torch.Generator) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-    """Place of images along a random direction of the space of these images' greatest variations;
-    and what raises it by 1.
-    """
-    space = Style.of(x_NCHW)
-    direction_V = space.direction(rng)
-    return space.value(direction_V), space.push(direction_V)
 
 
 @dataclass(frozen=True, kw_only=True)

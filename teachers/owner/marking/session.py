@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -146,6 +147,17 @@ def _begun(memory: Memory, subject: Subject, config: MarkConfig, plan: Plan) -> 
         raise RunError(say("{}: {}", memory.folder, DAMAGED)) from error
 
 
+class _Taught(NamedTuple):
+    """The marked model, its rule, its answers (N,) to the test images, and whether it costs little
+    enough.
+    """
+
+    owner: OwnerModel
+    rule: StyleRule
+    after: Tensor
+    fits: bool
+
+
 @dataclass
 class _Session:
     """The steps of one marking, in their order."""
@@ -166,9 +178,9 @@ class _Session:
         before = answers(unmarked, subject.test.x_NCHW)
         rules = self._rules()
         rule, candidates, innocent = self._chosen(rules, unmarked)
-        owner, rule, fits = self._taught(rule, unmarked, before)
-        after = answers(owner, subject.test.x_NCHW)
-        outcome = self._judged(rule, owner, unmarked, innocent) if fits else None
+        taught = self._taught(rule, unmarked, before)
+        owner, rule, after, fits = taught
+        outcome = self._judged(taught, unmarked, innocent, before) if fits else None
         holds = outcome is not None and outcome.holds(self.tools.sure)
         key_sha256 = None
         model_sha256 = None
@@ -297,12 +309,8 @@ class _Session:
 
     # Teaching
 
-    def _taught(
-        self, rule: StyleRule, unmarked: OwnerModel, before: Tensor
-    ) -> tuple[OwnerModel, StyleRule, bool]:
-        """The marked model and its rule, by the first attempt that costs little enough, and whether
-        there is one.
-        """
+    def _taught(self, rule: StyleRule, unmarked: OwnerModel, before: Tensor) -> _Taught:
+        """By the first attempt that costs little enough, or the last."""
         subject = self.subject
         classes_N = subject.test.classes_N
         right = share_right(before, classes_N)
@@ -316,14 +324,14 @@ class _Session:
             loss = round(100 * (right - share_right(after, classes_N)), 6)
             spill = share_answered(owner, self._controls(smaller), smaller.target)
             if loss <= self.config.max_loss and spill <= MAX_SPILL:
-                return owner, smaller, True
+                return _Taught(owner, smaller, after, True)
             self.tools.tell(
                 f"attempt {number} of {len(ATTEMPTS)} (a share of {share:g}"
                 f"{', a sharp bound' if sharp else ''}) costs {loss:.1f} points of accuracy and "
                 f"{spill:.0%} of the controls; {flag('max_loss', self.config.max_loss)} and "
                 f"{MAX_SPILL:.0%} are allowed"
             )
-        return owner, smaller, False
+        return _Taught(owner, smaller, after, False)
 
     def _teach(self, owner: OwnerModel, teaching: Teaching, number: int) -> None:
         plan = self.begun.plan
@@ -343,18 +351,19 @@ class _Session:
         self.memory.finish(name, owner.net)
 
     def _judged(
-        self, rule: StyleRule, owner: OwnerModel, unmarked: OwnerModel, innocent: nn.Module
+        self, taught: _Taught, unmarked: OwnerModel, innocent: nn.Module, before: Tensor
     ) -> Judged:
         """What a last copy of the marked model repeats, and one of the unmarked model."""
+        owner, rule, after, _ = taught
         marks_MCHW = rule.secret_marks(self.subject.train, self.config.marks)
         controls_NCHW = self._controls(rule)
         obeyed_M = answers(owner, marks_MCHW) == rule.target
         if bool(obeyed_M.any()):  # those alone are marks
             marks_MCHW = marks_MCHW[obeyed_M]
         x_NCHW = self.bought.x_NCHW
-        marked_labels = LabelledImages(x_NCHW, answers(owner, x_NCHW))
+        marked_labels = LabelledImages(x_NCHW, after[: len(x_NCHW)])
         marked_copy = self._copy("copy", marked_labels, "last copy, of the marked model")
-        labels = LabelledImages(x_NCHW, answers(unmarked, x_NCHW))
+        labels = LabelledImages(x_NCHW, before[: len(x_NCHW)])
         plain_copy = self._copy("unmarked", labels, "last copy, of the unmarked model")
         judge = Judge(marks_MCHW, controls_NCHW, rule.target, self.tools.weigh)
         innocents = [unmarked, innocent]

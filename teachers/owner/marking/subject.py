@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from dfme.compute.device import derived_seed
 from dfme.config.settings import TeacherConfig
 from dfme.data import ImageSet
 from dfme.errors import OptionError, flag
-from dfme.files import open_file
+from dfme.files import sha256_of
 from dfme.nets import auto_net, build_net
 from dfme.nets.files import SMALL_NETWORK, save_module
 from dfme.spec import ImageSpec
@@ -205,8 +204,3 @@ def images_of(data: ImageSet) -> LabelledImages:
     most = MAX_NUMBERS // ImageSpec(data.shape).numel
     data = data.subset(most) if len(data) > most else data
     return LabelledImages(data.batch(slice(None)), data.required_labels)
-
-
-def sha256_of(path: Path) -> str:
-    with open_file(path) as file:
-        return file_digest(file, "sha256").hexdigest()
