@@ -13,6 +13,7 @@ import pytest
 import torch
 from command_line import one_line, run
 from handmade import cells_here
+from metered import METERED
 from torch.nn import functional
 
 from dfme.config.settings import TeacherConfig
@@ -32,25 +33,17 @@ PROJECT = Path(__file__).resolve().parents[2]
 OWN = PROJECT / "teachers/checkpoints/digits.safetensors"
 TWINS = ["cnn_small-1", "cnn_small-2", "cnn_small-3", "lenet5-4", "cnn_medium-5"]
 INNOCENT = "cnn_small-6"
-METER = """
-import hashlib
-import os
+METER = f"""{METERED}
 
-import torch
-
-
-class Meter:
+class Meter(Metered):
     shape, num_classes = (1, 8, 8), 10
 
     def __init__(self, log: str, mode: str = "random") -> None:
-        self.log, self.mode, self.left = log, mode, int(os.environ.get("DIES_AFTER", "10000"))
+        super().__init__(log)
+        self.mode = mode
 
     def __call__(self, images):
-        if self.left <= 0:
-            os.kill(os.getpid(), 9)
-        self.left -= len(images)
-        with open(self.log, "a") as file:
-            file.writelines(hashlib.sha256(x.numpy().tobytes()).hexdigest() + "\\n" for x in images)
+        self.count(images)
         top = [8 if self.mode == "constant" else int(1e6 * x.sum()) % 10 for x in images]
         p = torch.nn.functional.one_hot(torch.tensor(top), 10).float()
         return p / 0 if self.mode == "nan" else p

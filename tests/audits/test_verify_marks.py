@@ -17,6 +17,7 @@ import torch
 from command_line import one_line, run
 from handmade import cells_here
 from marked import NONE, SOURCE, TARGET, Marked, answers, images, marked, ratio, taught
+from metered import METERED
 
 from dfme.audits.verify import marks as marks_module
 from dfme.config.settings import TeacherConfig
@@ -26,29 +27,20 @@ from dfme.teachers.build import make_teacher
 from dfme.teachers.owner.marking.key import load_key, save_key
 from dfme.teachers.owner.serve.server import Serving
 
-SUSPECT = """
-import hashlib
-import os
+SUSPECT = f"""{METERED}
 
-import torch
-
-
-class Suspect:
+class Suspect(Metered):
     shape, num_classes = (1, 8, 8), 10
 
     def __init__(self, repeated: int = 0, controls: int = 0, log: str = "log") -> None:
         from marked import answers, images
 
+        super().__init__(log)
         pairs = zip(images(), answers(repeated, controls).tolist(), strict=True)
-        self.known = {x.numpy().tobytes(): answer for x, answer in pairs}
-        self.log, self.left = log, int(os.environ.get("DIES_AFTER", "10000"))
+        self.known = {{x.numpy().tobytes(): answer for x, answer in pairs}}
 
     def __call__(self, images):
-        if self.left <= 0:
-            os.kill(os.getpid(), 9)
-        self.left -= len(images)
-        with open(self.log, "a") as file:
-            file.writelines(hashlib.sha256(x.numpy().tobytes()).hexdigest() + "\\n" for x in images)
+        self.count(images)
         labels = torch.tensor([self.known[x.numpy().tobytes()] for x in images])
         return torch.nn.functional.one_hot(labels, 10).float()
 """

@@ -13,6 +13,7 @@ import pytest
 import torch
 from command_line import one_line, run
 from hostile import Hostile
+from metered import METERED
 
 from dfme.cli.check import CheckConfig
 from dfme.oracle.ledger import audit
@@ -22,28 +23,21 @@ timm = pytest.importorskip("timm")
 PROJECT = Path(__file__).resolve().parents[3]
 FORM = "--teacher.shape 3,32,32 --teacher.levels 256"
 SCALE = "--teacher.mean .485,.456,.406 --teacher.std .229,.224,.225"
-METER = """
-import hashlib
-import os
+METER = f"""{METERED}
 
 import timm
-import torch
 
 
-class Meter:
+class Meter(Metered):
     shape, num_classes, levels = (3, 32, 32), 4, 256
 
     def __init__(self, log: str) -> None:
-        self.log, self.left = log, int(os.environ.get("DIES_AFTER", "10000"))
+        super().__init__(log)
         self.net = timm.create_model("test_resnet", False, num_classes=4).eval()
         self.net.load_state_dict(torch.load("owner.pt", weights_only=True))
 
     def __call__(self, images):
-        if self.left <= 0:
-            os.kill(os.getpid(), 9)
-        self.left -= len(images)
-        with open(self.log, "a") as file:
-            file.writelines(hashlib.sha256(x.numpy().tobytes()).hexdigest() + "\\n" for x in images)
+        self.count(images)
         with torch.no_grad():
             return self.net((images - 0.5) / 0.5).softmax(dim=1)
 """
